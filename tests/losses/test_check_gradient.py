@@ -207,6 +207,14 @@ def test_where_nothing_can_be_compared_it_refuses(changes, named):
             check_gradient(**call | {"gradient": gradient})
 
 
+@pytest.mark.parametrize("changes", [dict(advantages=torch.zeros(8, 24).double()), dict(correction=0.0)], ids=str)
+def test_where_every_loss_has_a_gradient_of_0_it_refuses(changes):
+    call = right_call(**changes)
+    with pytest.raises(ValueError, match="every announced gradient is 0"):
+        check_gradient(**call | {"gradient": 0 * call["gradient"]})
+    assert not check_gradient(**call)
+
+
 WRONG_CALLS = {
     **{
         f"{name}=None": ({name: None}, name)
@@ -223,6 +231,9 @@ WRONG_CALLS = {
     "a flat log_prob": (dict(log_prob=torch.zeros(24)), "log_prob"),
     "a longer old_log_prob": (dict(old_log_prob=torch.zeros(8, 25)), "old_log_prob"),
     "advantages of sequences": (dict(advantages=torch.zeros(8)), "advantages"),
+    "weights for a mask": (dict(mask=torch.full((8, 24), 0.5)), "mask has the value 0.5"),
+    "a mask of -1": (dict(mask=torch.full((8, 24), -1)), "mask has the value -1"),
+    "a mask that is not a number": (dict(mask=torch.full((8, 24), math.nan)), "mask has the value nan"),
     "a shorter mask": (dict(mask=torch.ones(8, 23)), "mask"),
     "a weight for each place": (dict(correction=torch.ones(24)), "correction"),
     "a weight for each sequence": (dict(correction=torch.ones(8)), r"correction\[:, None\]"),

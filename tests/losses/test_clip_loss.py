@@ -225,5 +225,7 @@ def test_the_pages_table_says_what_each_method_needs():
         method = METHODS[name]()
         holds = "whole sequences" if method.by_sequence else "any tokens"
         if method.statistics_size:
-            holds = "the update's tokens" + ", counted twice" * bool(method.second_statistics_size)
+            holds = "the update's tokens"
+        if method.second_statistics_size:
+            holds += "; their statistics need two rounds, see below"
         assert said[name] == (", ".join(method.asks_for) or "–", holds), name

@@ -1,4 +1,4 @@
-"""Steps of TRL's GRPOTrainer and of docs/elsewhere.md's ClipTrainer on a tiny model of random weights; prints how far
+"""Steps of TRL's GRPOTrainer and of docs/elsewhere.md's two trainers on a tiny model of random weights; prints how far
 the gradients of each pair of runs are apart. tests/end_to_end/test_wheel.py runs it where TRL is, and verl isn't.
 """
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from clip_trainer import ClipTrainer
 from datasets import Dataset
+from short_trainer import ShortTrainer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -102,6 +103,9 @@ for name, options in OPTIONS.items():
         trls_own = trls
     else:
         acts[name] = max(largest(trls - trls_own))
+bnpo = {"loss_type": "bnpo", "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
+trls_bnpo = gradients(GRPOTrainer, epsilon=0.1, epsilon_high=0.15, **bnpo)
+apart["short"] = largest(trls_bnpo - gradients(ShortTrainer, loss, **bnpo))
 acpo = gradients(ClipTrainer)
 apart["acpo"] = largest(acpo - gradients(Direct))
 divided = gradients(ClipTrainer, per_device_train_batch_size=4, gradient_accumulation_steps=2)

@@ -81,16 +81,12 @@ def check_gradient(
     tensors = {"log_prob": log_prob, "old_log_prob": old_log_prob, "advantages": advantages, "gradient": gradient}
     for name, tensor in tensors.items():
         require_numbers(name, tensor)
-    require_tensor("mask", mask)
+    require_mask(mask)
     if log_prob.dtype not in RESOLVED:
         raise ValueError(f"log_prob is {log_prob.dtype}: give {', '.join(map(str, RESOLVED))}.")
     resolved = RESOLVED[log_prob.dtype]
     optional = {name: further.pop(name, None) for name in NEEDED}
-    for name in ("rollout_log_prob", "entropy"):
-        if optional[name] is not None:
-            require_numbers(name, optional[name])
-    if optional["group"] is not None:
-        require_tensor("group", optional["group"])
+    require_optional(optional)
     announced_loss = loss_of(loss, further)
     settings = announced_loss.settings
     log_prob = log_prob.detach().to(torch.promote_types(log_prob.dtype, torch.float32))
@@ -101,13 +97,7 @@ def check_gradient(
     if decision is not None:
         require_decision(settings, inputs, decision)
     mask = mask.bool()
-    if isinstance(aggregation, str):
-        share = sequence_weight(mask, aggregation, log_prob.dtype)
-    else:
-        share = factor("aggregation", aggregation, log_prob)
-    if share is None:
-        raise ValueError(f"aggregation={aggregation!r} must be one of {', '.join(AGGREGATIONS)}, or a tensor.")
-    share = torch.as_tensor(share).to(log_prob) * factor("correction", correction, log_prob)
+    share = aggregation_share(aggregation, mask, log_prob) * factor("correction", correction, log_prob)
     gradient = gradient.detach().to(log_prob)
 
     def announced(moved: float = 0.0) -> Tensor:
@@ -122,6 +112,11 @@ def check_gradient(
     compared = mask & ~difference.isnan()
     if not compared.any():
         raise ValueError(nothing_to_compare(mask))
+    if not (at_ratio_1[compared].any() or gradient[compared].any()):
+        raise ValueError(
+            "every announced gradient is 0, whatever the loss, so nothing can be compared: give advantages, an "
+            "aggregation and a correction that are not 0 everywhere."
+        )
     wrong = difference > resolved
     return GradientCheck(
         # Adding 0 turns -0.0 into 0.0.
@@ -147,7 +142,17 @@ def loss_of(loss: str | ClipLoss, parameters: dict[str, Any]) -> ClipLoss:
 def require_tensor(name: str, value: Any) -> None:
     """Raise ValueError, which names the argument, unless it is a tensor."""
     if not isinstance(value, Tensor):
-        raise ValueError(f"{name} is {value!r}: give a tensor.")
+        raise ValueError(f"{name} is {value!r:.60}: give a tensor.")
+
+
+def require_mask(mask: Any) -> None:
+    """Raise ValueError unless the mask is a tensor of zeros and ones."""
+    require_tensor("mask", mask)
+    others = mask[(mask != 0) & (mask != 1)]
+    if len(others):
+        raise ValueError(
+            f"mask has the value {others[0].item():g}: give True or 1 where a token counts, else False or 0."
+        )
 
 
 def require_numbers(name: str, value: Any) -> None:
@@ -155,6 +160,17 @@ def require_numbers(name: str, value: Any) -> None:
     require_tensor(name, value)
     if not value.is_floating_point():
         raise ValueError(f"{name} is {value.dtype}: give a tensor of floating-point numbers.")
+
+
+def require_optional(tensors: dict[str, Any]) -> None:
+    """Raise ValueError, which names the argument, for one of NEEDED that is given and has a wrong kind."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if name == "group":
+            require_tensor(name, tensor)
+        else:
+            require_numbers(name, tensor)
 
 
 def require_decision(settings: Any, inputs: Inputs, decision: Any) -> None:
@@ -195,13 +211,28 @@ def nothing_to_compare(mask: Tensor) -> str:
     )
 
 
+def aggregation_share(aggregation: str | Tensor | float, mask: Tensor, log_prob: Tensor) -> Tensor:
+    """Return what the trainer multiplies each token's loss by, of log_prob's dtype, which broadcasts to its shape.
+
+    Raises:
+        ValueError: the aggregation is none of AGGREGATIONS, and neither a number nor a tensor that fits.
+    """
+    if not isinstance(aggregation, str):
+        return factor("aggregation", aggregation, log_prob)
+    share = sequence_weight(mask, aggregation, log_prob.dtype)
+    if share is None:
+        raise ValueError(f"aggregation={aggregation!r} must be one of {', '.join(AGGREGATIONS)}, or a tensor.")
+    return torch.as_tensor(share).to(log_prob)
+
+
 def patterns_of(inputs: Inputs, mask: Tensor, announced: Tensor, gradient: Tensor, wrong: Tensor) -> Iterator[str]:
     """Says of each kind of wrong token how its gradient differs, and at which ratios."""
     ratio = (inputs.log_prob - inputs.old_log_prob).exp()
     multiple = (gradient / announced)[wrong & (announced != 0)]
     if len(multiple) and (multiple / multiple[0] - 1).abs().max() < 1e-3:
         yield f"wherever one is announced it is {float(multiple[0]):.4g} times as large"
-    none, not_finite = gradient == 0, ~gradient.isfinite()
+    none = gradient == 0
+    not_finite = ~gradient.isfinite()
     kinds = {"one that is not finite": not_finite, "no gradient": none, "an unannounced gradient": announced == 0}
     kinds["another gradient"] = ~(none | not_finite | (announced == 0))
     sign = inputs.advantages.sign().where(mask, 2)

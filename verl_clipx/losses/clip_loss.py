@@ -71,7 +71,8 @@ class ClipLoss:
         Raises:
             ValueError: a tensor that is needed is missing, or has another shape.
         """
-        tokens, method = (log_prob, old_log_prob, advantages, mask), self.settings.method
+        tokens = (log_prob, old_log_prob, advantages, mask)
+        method = self.settings.method
         inputs = self.inputs(*tokens, **optional)
         if decision is None:
             sums = all_reduce(self.statistics(*tokens, **optional))
@@ -79,10 +80,12 @@ class ClipLoss:
                 sums = all_reduce(self.statistics(*tokens, first=sums, **optional))
             decision = self.decide(sums)
         applied = apply(method, self.settings.shaping, inputs, decision)
-        t, bounds = applied.tokens, applied.bounds
+        t = applied.tokens
+        bounds = applied.bounds
         low, high = (torch.as_tensor(bound, dtype=t.ratio.dtype, device=t.ratio.device) for bound in bounds)
         share = (bounds.clipped(method.bounded(t), t.advantages) & t.mask).sum() / t.mask.sum().clamp(min=1)
-        weight, shown = applied.weight.where(t.mask, 0.0), {"low": low, "high": high, "clip_fraction": share}
+        weight = applied.weight.where(t.mask, 0.0)
+        shown = {"low": low, "high": high, "clip_fraction": share}
         shown |= {"gradient": -applied.weighted, "weight": weight, "kept": t.mask, "decision": decision}
         return per_token_loss(log_prob, applied.value, applied.weighted), shown
 
@@ -114,7 +117,8 @@ class ClipLoss:
             wrong = f"{method.name} needs {1 + size} statistics, not {len(statistics)}"
             raise ValueError(f"{wrong}: sum statistics(…) over the update, then statistics(…, first=that sum).")
         if size and not self._warned and statistics[0] < FEW_TOKENS:
-            self._warned, few = True, f"what {method.name} clips follows from statistics of {int(statistics[0])} tokens"
+            self._warned = True
+            few = f"what {method.name} clips follows from statistics of {int(statistics[0])} tokens"
             advice = "Sum `statistics` over the update's micro-batches and ranks, and give `decide` the sum."
             warnings.warn(f"{few}, and of fewer than {FEW_TOKENS} they are chance. {advice}", stacklevel=3)
         return method.decide(statistics[1:])

@@ -7,6 +7,15 @@ from verl_clipx.losses.configs_folder import configs_folder
 # The value of clipx.method that leaves verl's own loss as it is.
 OBSERVE = "observe"
 
+# Every group takes this override, and it changes nothing. Where a verl without the plugin composes the command, +clipx
+# is a new key that nobody reads; an override without + is one of a key that does not exist, at which Hydra stops.
+SWAP_GUARD = "clipx.receipt=auto"
+
+
+def swap_by(group: str) -> str:
+    """Return the overrides that choose a group in a command of verl's, and that verl without the plugin stops at."""
+    return f"+clipx={group} {SWAP_GUARD}"
+
 
 def group_settings(group: str) -> dict:
     """The values that a group of the plugin sets in the clipx node, those of its defaults and a method's name included.
@@ -33,7 +42,8 @@ def node_of(group: str) -> dict:
     """
     from omegaconf import MISSING, OmegaConf
 
-    content, below = OmegaConf.load(configs_folder() / "clipx" / f"{group}.yaml"), {}
+    content = OmegaConf.load(configs_folder() / "clipx" / f"{group}.yaml")
+    below = {}
     for default in content.get("defaults", []):
         if isinstance(default, str) and default != "_self_":
             below |= node_of(default)

@@ -13,7 +13,6 @@ from tests.losses.methods.at import tokens_at
 from verl_clipx.cli import app
 from verl_clipx.losses.applying.metric_listing import LISTS, rows_of
 from verl_clipx.losses.applying.metrics import (
-    VERSIONS_SUM,
     merged_passes,
     token_metrics,
     token_sums,
@@ -134,7 +133,7 @@ def test_passes_are_kept_apart_and_together():
 
 
 def test_the_mean_age_is_shown_once_a_sample_was_older():
-    metrics = {VERSIONS_SUM: [7 / 6], "loss": [1.0]}
+    metrics = {"clipx_sum/staleness/versions": [7 / 6], "loss": [1.0]}
     assert with_age(metrics, shown=True) == {"clipx/staleness/versions": [7 / 6], "loss": [1.0]}
     assert with_age(metrics, shown=False) == with_age({"loss": [1.0]}, shown=True) == {"loss": [1.0]}
 

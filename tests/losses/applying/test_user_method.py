@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from tests import example_losses
-from tests.claims.configuration import built, hydra_s
+from tests.claims.configuration import built, decided, hydra_s
 from tests.training.worker.test_policy_loss import call
 from verl_clipx import METHODS
 from verl_clipx.cli import app
@@ -82,6 +82,24 @@ def test_a_class_becomes_a_loss_with_statistics_of_its_own():
     assert metrics["actor/pg_clipfrac"] == pytest.approx((clipped & mask).sum().item() / mask.sum().item())
 
 
+@pytest.mark.parametrize(
+    ("name", "overrides", "bounds"),
+    [
+        (
+            "Tapering",
+            ("+clipx.width=0.4",),
+            "ratio 1 - 0.4 / s to 1 + 0.4 / s, s >= 1, s the token's position, its root to the power 0.5",
+        ),
+        ("gate", ("+clipx.limit=2",), "ratio up to 2 tau, tau the limit 2"),
+        ("soft", (), "ratio 0.8 to 1.2"),
+    ],
+)
+def test_a_run_is_described_by_the_formula_of_the_loss_and_its_symbols(name, overrides, bounds):
+    _, decision = decided("+clipx=custom", f"clipx.function={MODULE}:{name}", *overrides)
+    assert decision.description.bounds == bounds
+    assert f"  bounds: {bounds}" in decision.description.text
+
+
 @pytest.fixture
 def users_module(tmp_path, monkeypatch):
     """Writes a module of a user and imports it; afterwards all is as before."""
@@ -100,7 +118,7 @@ def users_module(tmp_path, monkeypatch):
 HEAD = """
 from dataclasses import dataclass
 import torch
-from verl_clipx import FixedBounds, Method, parameter, register_loss
+from verl_clipx import FixedBounds, Method, Width, parameter, register_loss
 from verl_clipx.losses.methods.grpo import Grpo
 from verl_clipx.losses.base.parameters import number
 """
@@ -147,6 +165,19 @@ MISTAKES = [
     (dataclass_of(FIXED, OF_THE_NODE.replace("scope", "bounds")), "bounds is a name that every method uses"),
     (dataclass_of(FIXED, OF_THE_NODE), "scope has the name of a key"),
     (dataclass_of(FIXED, "strength: float = 1.0"), "write strength = verl_clipx.parameter(default"),
+    (dataclass_of(FIXED, "formula = '1 - w'"), "formula='1 - w' must be a tuple of texts: the lower bound"),
+    (dataclass_of(FIXED, "formula = ('1 - w',)"), "formula=('1 - w',) must be a tuple of texts: the lower bound"),
+    (dataclass_of(FIXED, "formula = ('', '{w}')"), "'{w}' of its formula or symbols cannot be filled in"),
+    (FUNCTION.format(", symbols='{w'", "ratio"), "'{w' of its formula or symbols cannot be filled in"),
+    (
+        FUNCTION.format(", bounds_width=Width()", "ratio"),
+        "bounds_width names clip_low, which is not one of its",
+    ),
+    (dataclass_of(FIXED, "bounds_width = Width(only_with=(('on', 1),))"), "bounds_width names on, which is no"),
+    (
+        FUNCTION.format(", bounds_width=Width()", "ratio, bounds, *, clip_high=1.3"),
+        "takes clip_high itself, so that it would not follow a held target. Take `bounds` instead",
+    ),
 ]
 
 # As verl's registry calls its losses, with and without each of its decorators.
@@ -280,7 +311,7 @@ def test_a_weight_that_is_meant_so_is_named_on_the_line(users_module):
     told = "unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
     for name, named in (("meant", True), ("loss", False)):
         config = built(hydra_s("+clipx=custom", f"clipx.function=users_losses:{name}"))
-        assert (told in config.policy_loss.run.line) == named
+        assert (told in config.policy_loss.run.record.line) == named
 
 
 WEIGHT = '@register_loss("users_faulty")\ndef faulty(ratio):\n    return {}\n'
@@ -364,6 +395,7 @@ ENDS = {
     "raises SystemExit": "raise SystemExit\n",
     "exits with a message": "exit('done')\n",
     "parses arguments": "import argparse\nargparse.ArgumentParser().parse_args()\n",
+    "ends without Python's exit": "import os\nos._exit(0)\n",
     "parses its version": (
         "import argparse\nparser = argparse.ArgumentParser()\n"
         "parser.add_argument('-v', action='version', version='1', default=None)\nparser.parse_args(['-v'])\n"
@@ -378,4 +410,27 @@ def test_check_loss_fails_where_a_module_ends_the_process(name, tmp_path, monkey
     monkeypatch.setattr(sys, "argv", ["clipx", "check-loss", "ending_losses:function"])
     result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["check-loss", "ending_losses:function"])
     message = " ".join(result.output.split())
-    assert result.exit_code == 1 and "ending_losses" in message and "if __name__ ==" in message
+    assert result.exit_code == 1 and "ending_losses" in message
+    assert "if __name__ ==" in message or "before there was a verdict" in message
+
+
+ENDING_LOSS = """
+import os
+
+calls = []
+
+@register_loss("ending")
+def ending(ratio):
+    calls.append(1)
+    if len(calls) > 3:
+        {end}
+    return ratio
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "how"), [("os._exit(0)", "with exit code 0"), ("os.kill(os.getpid(), 9)", "by SIGKILL")]
+)
+def test_check_loss_fails_where_a_loss_ends_the_process(checked, end, how):
+    code, said = checked(ENDING_LOSS.format(end=end), "ending")
+    assert code == 1 and f"the process of the check ended {how} before there was a verdict" in said

@@ -30,7 +30,7 @@ def test_ratio_of_probabilities():
     old_log_prob = torch.tensor([[0.25, 0.2, 0.9]], dtype=torch.float64).log()
     t = tokens(log_prob, old_log_prob, clamp=None)
     torch.testing.assert_close(t.ratio, torch.tensor([[2.0, 0.5, 1.0]], dtype=torch.float64))
-    assert t.free_ratio is t.ratio and t.live.all()
+    assert t.free_ratio is t.ratio and t.unclamped.all()
     # Subtracted in the compute dtype: in bfloat16, -8 - 0.0117 would round to -8.
     log_prob = torch.tensor([[-8.0]], dtype=torch.bfloat16)
     old_log_prob = torch.tensor([[0.01171875]], dtype=torch.bfloat16)
@@ -41,7 +41,7 @@ def test_ratio_of_probabilities():
 def test_log_ratio_is_clamped(clamp):
     t = tokens(torch.tensor([[30.0, -30.0, 1.0]]), clamp=clamp)
     assert t.log_ratio.tolist() == [[clamp, -clamp, 1.0]]
-    assert t.live.tolist() == [[False, False, True]]
+    assert t.unclamped.tolist() == [[False, False, True]]
     torch.testing.assert_close(t.ratio, torch.tensor([[math.exp(clamp), math.exp(-clamp), math.e]]))
     torch.testing.assert_close(t.free_ratio, torch.tensor([[math.exp(30.0), math.exp(-30.0), math.e]]))
 
@@ -68,16 +68,16 @@ def test_no_gradient_flows_through_the_tokens_and_what_is_not_given_is_not_there
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_live_ratio_is_the_derivative_of_the_clamped_ratio(dtype):
+def test_the_unclamped_ratio_is_the_derivative_of_the_clamped_ratio(dtype):
     below, above = (torch.nextafter(torch.tensor(20.0), torch.tensor(end)).item() for end in (0.0, 100.0))
     values = [0.0, 1.0, below, 20.0, above, 40.0, -below, -20.0, -above, -40.0]
     log_prob = torch.tensor([values], dtype=dtype, requires_grad=True)
     (expected,) = torch.autograd.grad(log_prob.clamp(-20.0, 20.0).exp().sum(), log_prob)
     t = tokens(log_prob)
     for clamp in torch.arange(0.1, 40.0, 0.1, dtype=dtype).tolist():
-        assert tokens(torch.tensor([[clamp, -clamp]], dtype=dtype), clamp=clamp).live.all(), clamp
-    torch.testing.assert_close(torch.where(t.live, t.free_ratio, 0.0), expected)
-    assert t.live.tolist() == [[True] * 4 + [False] * 2 + [True] * 2 + [False] * 2]
+        assert tokens(torch.tensor([[clamp, -clamp]], dtype=dtype), clamp=clamp).unclamped.all(), clamp
+    torch.testing.assert_close(torch.where(t.unclamped, t.free_ratio, 0.0), expected)
+    assert t.unclamped.tolist() == [[True] * 4 + [False] * 2 + [True] * 2 + [False] * 2]
 
 
 @pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 1e30])
@@ -87,7 +87,7 @@ def test_outside_the_mask_everything_is_as_on_policy(junk):
     t = tokens(values, **dict.fromkeys(names, values), mask=torch.tensor([[True, False]]))
     zero = [getattr(t, name)[0, 1].item() for name in ("log_prob", "log_ratio", *names)]
     assert zero == [0.0] * 6
-    assert t.ratio[0, 1] == t.free_ratio[0, 1] == 1.0 and t.live[0, 1]
+    assert t.ratio[0, 1] == t.free_ratio[0, 1] == 1.0 and t.unclamped[0, 1]
     assert all(getattr(t, name)[0, 0] == -1.0 for name in ("log_prob", *names))
 
 

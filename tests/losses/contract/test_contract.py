@@ -78,10 +78,17 @@ def waits():
     torch.cuda.synchronize()
 
 
+def waits_for_any():
+    torch.accelerator.synchronize()
+
+
 CALLS = itertools.count()
 
 AFTER_OTHERS = "is another one after other mini-batches, so it keeps something of them. Make what it needs"
 READ = r"^a tensor's value is read on the host.* write torch\.where\(condition, a, b\) instead of `if`.* PyTorch said: "
+COPIED = (
+    r"^a tensor is made on another device than the ratio's, or copied there\. .* a copy from the host's memory waits"
+)
 
 
 def remembering(remember, use):
@@ -210,6 +217,20 @@ BROKEN = {
         (weight(lambda t, _: t.ratio * (t.ratio.mean().item() if t.ratio.device.type == "cuda" else 1.0)), READ),
         (weight(lambda t, _: t.ratio.cpu().to(t.ratio.device) if t.mask.is_cuda else t.ratio), READ),
         (weight(lambda t, _: t.ratio * tried(waits) if t.ratio.is_cuda else t.ratio), READ),
+        (weight(lambda t, _: t.ratio * tried(waits_for_any) if t.ratio.is_cuda else t.ratio), READ),
+        # In large batches alone.
+        (weight(lambda t, _: t.ratio * (t.ratio.mean().item() if t.ratio.numel() > 4096 else 1.0)), READ),
+        (weight(lambda t, _: t.ratio * (t.ratio.mean().item() if t.ratio.shape[1] > 100_000 else 1.0)), READ),
+        (weight(lambda t, _: t.ratio * (t.ratio.mean().item() if t.ratio.shape[0] > 2_000 else 1.0)), READ),
+        (statistics(lambda t, sums: sums * (sums[0].item() if t.mask.is_cuda and t.mask.numel() > 1e7 else 1)), READ),
+        # Copies, on an accelerator alone or everywhere.
+        (weight(lambda t, _: t.ratio * (torch.tensor(1.0).to("cuda") if t.ratio.is_cuda else 1.0)), COPIED),
+        (weight(lambda t, _: t.ratio * (torch.ones(9).to(t.ratio) if t.ratio.is_cuda else 1.0)), COPIED),
+        (weight(lambda t, _: t.ratio * (torch.ones(1).cuda() if t.ratio.is_cuda else 1.0)), COPIED),
+        (weight(lambda t, _: t.ratio * (t.ratio.new_tensor([1.0]) if t.ratio.is_cuda else 1.0)), COPIED),
+        (weight(lambda t, _: t.ratio * torch.tensor([1.0], device=t.ratio.device)), COPIED),
+        (weight(lambda t, _: t.ratio * torch.as_tensor([1.0], device=t.ratio.device)), COPIED),
+        (weight(lambda t, _: torch.empty_like(t.ratio).copy_(torch.ones(1)) * t.ratio), COPIED),
         (weight(lambda t, _: t.ratio + torch.zeros(9)), r"Make it there, for example with torch\.zeros_like"),
         # Another mistake gets no such advice.
         (weight(lambda t, _: t.ratio if t.ratio.device.type == "cpu" else failing("metadata is missing")), "^metadata"),
@@ -333,6 +354,22 @@ def test_what_is_made_on_an_accelerator_there_is_no_read_of_it():
         return t.ratio * (factor.to("cuda") if t.ratio.is_cuda else factor)
 
     contract.no_value_is_read_on_the_host(weight(on_its_device))
+
+
+@pytest.mark.parametrize(
+    "factor",
+    [
+        # It stays on the host, as a number that goes with the call.
+        lambda ratio: torch.tensor(0.5),
+        lambda ratio: ratio.new_full((), 0.5),
+        lambda ratio: ratio.to(torch.float64).to(ratio.dtype),
+        lambda ratio: torch.as_tensor(ratio, device=ratio.device),
+        # Nothing waits for it.
+        lambda ratio: torch.ones(1).to(ratio.device, non_blocking=True),
+    ],
+)
+def test_what_copies_nothing_from_the_host_is_no_wait(factor):
+    contract.no_value_is_read_on_the_host(weight(lambda t, _: t.ratio * factor(t.ratio)))
 
 
 def test_what_only_an_accelerator_can_run_is_skipped_and_not_kept():

@@ -68,13 +68,18 @@ def outcome(method: Method, t: Tokens, bounds: Bounds | None = None) -> Outcome:
 
 
 @dataclass(frozen=True)
-class At:
-    """A row of a table by hand. Each is a number for all tokens, one sequence, or a tuple of sequences.
+class HandRow:
+    """What a method must make of some tokens, by hand.
+
+    A number stands for all tokens; otherwise there is one sequence, or a tuple of sequences.
 
     Args:
-        weight: the gradient weight F; NaN: any.
-        value: of the loss; None: not compared.
+        method: the method.
+        ratio, advantages: of the tokens.
+        weight: the gradient weight F that is expected; NaN: any.
+        value: of the loss that is expected; None: it is not compared.
         old: probabilities under the old policy.
+        mask: true where a token counts; None: everywhere.
         bounds: in place of the method's own.
     """
 
@@ -88,30 +93,35 @@ class At:
     bounds: Bounds | None = None
 
     def check(self) -> None:
-        """Compares weight and value."""
+        """Compares weight and value with what is expected."""
         ratio = rows(self.ratio)
-        advantages, old = rows(self.advantages, ratio), rows(self.old, ratio).log()
-        mask = None if self.mask is None else rows(self.mask).bool()
-        t = tokens_at(ratio, advantages, clamp=self.method.log_ratio_clamp, mask=mask, old_log_prob=old)
-        found = outcome(self.method, t, self.bounds)
+        t = tokens_at(
+            ratio,
+            rows(self.advantages, ratio),
+            clamp=self.method.log_ratio_clamp,
+            mask=None if self.mask is None else rows(self.mask).bool(),
+            old_log_prob=rows(self.old, ratio).log(),
+        )
+        actual = outcome(self.method, t, self.bounds)
         expected = rows(self.weight, ratio)
-        assert_close(found.weight.where(~expected.isnan(), torch.nan), expected, rtol=1e-12, atol=1e-15, equal_nan=True)
+        compared = actual.weight.where(~expected.isnan(), torch.nan)
+        assert_close(compared, expected, rtol=1e-12, atol=1e-15, equal_nan=True)
         if self.value is not None:
-            assert_close(found.value, rows(self.value, ratio), rtol=1e-12, atol=1e-15)
+            assert_close(actual.value, rows(self.value, ratio), rtol=1e-12, atol=1e-15)
 
 
-def by_hand(table: Mapping[str, At]) -> Callable[[At], None]:
-    """A test of each row of a table."""
+def make_test_of_rows(table: Mapping[str, HandRow]) -> Callable[[HandRow], None]:
+    """Makes a test that runs once for each row of a table; the rows' names are the cases."""
 
-    @pytest.mark.parametrize("at", table.values(), ids=table)
-    def test_by_hand(at: At) -> None:
-        at.check()
+    @pytest.mark.parametrize("row", table.values(), ids=table)
+    def test_by_hand(row: HandRow) -> None:
+        row.check()
 
     return test_by_hand
 
 
-def moved(*probabilities: tuple[float, float], advantages: Any) -> dict[str, Any]:
-    """Tokens from old to current probabilities, as arguments of `At`."""
+def tokens_from_to(*probabilities: tuple[float, float], advantages: Any) -> dict[str, Any]:
+    """Tokens that go from an old to a current probability each, as arguments of `HandRow`."""
     return {
         "ratio": [now / before for before, now in probabilities],
         "advantages": advantages,

@@ -2,18 +2,31 @@
 
 A test may state, as names of its module:
 
-    PUBLISHED   needed: from each group of the method to the values that its paper or release publishes
-    VARIANTS    settings that no group has, with which it must keep the contract too
-    GOLDEN      from the name of a reference in golden/manifest.json to its `Setup`
-    VERLS       from a name to the settings under which verl has the same loss, an `AsVerl`
-    SEEN        what a training with it must show besides what every method's does: a function of the metrics
-    SEEN_AS     parameters with which every region that a training reaches is reached
-    SEEN_UNDER  overrides without which a few steps don't show it
-    ENDS        from a parameter and its end, refused beside the group's other values, to values with which it trains
-    NEVER       pairs of a parameter and an end that is refused whatever the others are
-    PARTNERS    from a parameter to the one that the refusal of `ENDS` names instead
-    TOGETHER    from 0 (the lower ends) or 1 to values with which all parameters at that end train
-    DRAWS       true if a token's place decides with others whether it has a gradient, even at ratio 1
+    PUBLISHED
+        needed: from each group of the method to the values that its paper or release publishes
+    VARIANTS
+        settings that no group has, with which the method must keep the contract too
+    GOLDEN
+        from the name of a reference in golden/manifest.json to its `Setup`
+    SAME_IN_VERL
+        from a name to the settings under which verl has the same loss, an `AsVerl`
+    check_training
+        a function of a training's metrics: checks what it must show besides what every method's does
+    PARAMETERS_IN_TRAINING
+        parameters with which a training has tokens in every region that the method can reach
+    OVERRIDES_IN_TRAINING
+        overrides of that training, without which its few steps would not show what is checked
+    VALUES_BESIDE_AN_END
+        from a parameter and an end of its range, with which the group's other values are refused, to other values with
+        which the method trains at that end
+    NEVER_VALID
+        pairs of a parameter and an end of its range that is refused whatever the other parameters are
+    REFUSED_INSTEAD
+        from a parameter to those that a refusal of one of its ends names in its place
+    ALL_AT_AN_END
+        from 0 (the lower ends) or 1 (the upper ones) to values with which all other parameters at that end train
+    DRAWS_TOKENS
+        true if the method draws tokens, so that a token's place decides whether it has a gradient, even at ratio 1
 """
 
 from functools import cache

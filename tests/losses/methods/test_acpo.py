@@ -34,11 +34,11 @@ GOLDEN = {
         UNCLAMPED,
     ),
 }
-ENDS = {("epsilon_max", 0.01): {"epsilon_base": 0}}
-PARTNERS = {"epsilon_max": ["epsilon_base"]}
+VALUES_BESIDE_AN_END = {("epsilon_max", 0.01): {"epsilon_base": 0}}
+REFUSED_INSTEAD = {"epsilon_max": ["epsilon_base"]}
 
 
-def SEEN(values):
+def check_training(values):
     epsilons = [values(f"actor/clipx/epsilon/bin_{index}") for index in range(5)]
     means = [sum(of_bin) / len(of_bin) for of_bin in epsilons]
     assert min(means) >= 0.2 - 1e-9 and max(means) > 0.21

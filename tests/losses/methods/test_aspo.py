@@ -5,7 +5,7 @@ import math
 from tests.golden.settings import EPSILONS, UNCLAMPED, Setup, above, below
 from verl_clipx.losses.methods.aspo import Aspo
 
-from .at import At, by_hand
+from .at import HandRow, make_test_of_rows
 
 CLIP = dict(clip_low=0.8, clip_high=1.2)
 PUBLISHED = {
@@ -24,21 +24,33 @@ BOUNDS = {"clip_low": 0.8, "clip_high": 1.25}
 SIGNS = (*[1.0] * 4, *[-1.0] * 4)
 FAR = (math.exp(-25), math.exp(25))
 
-test_by_hand = by_hand(
+test_by_hand = make_test_of_rows(
     {
-        "the authors' reading": At(
-            Aspo(**BOUNDS), (0.25, 0.5, 1.25, 2.0, 0.5, 0.8, 2.0, 4.0), SIGNS, (3.0, 2.0, 0.8, 0.0, 0.0, 0.8, 2.0, 3.0)
+        "the authors' reading": HandRow(
+            method=Aspo(**BOUNDS),
+            ratio=(0.25, 0.5, 1.25, 2.0, 0.5, 0.8, 2.0, 4.0),
+            advantages=SIGNS,
+            weight=(3.0, 2.0, 0.8, 0.0, 0.0, 0.8, 2.0, 3.0),
         ),
         # The caps of its Table 1: 1 + 3 where the ratio is small and A > 0, 1 - 0.33 where it is large and A < 0. Eq. 6
         # prints them the other way round.
-        "that of DGPO's rows": At(
-            Aspo(flip="both", weight_low=0.67, weight_high=4.0, **BOUNDS),
-            (0.125, 0.5, 1.25, 2.0, 0.5, 0.8, 1.0, 4.0),
-            SIGNS,
-            (4.0, 2.0, 0.8, 0.0, 0.0, 1.25, 1.0, 0.67),
+        "that of DGPO's rows": HandRow(
+            method=Aspo(flip="both", weight_low=0.67, weight_high=4.0, **BOUNDS),
+            ratio=(0.125, 0.5, 1.25, 2.0, 0.5, 0.8, 1.0, 4.0),
+            advantages=SIGNS,
+            weight=(4.0, 2.0, 0.8, 0.0, 0.0, 1.25, 1.0, 0.67),
         ),
-        "no caps": At(Aspo(weight_high=None, negative_weight_high=None), (0.01, 100.0), (1.0, -1.0), (100.0, 100.0)),
-        "a capped token keeps its gradient beyond the clamp": At(Aspo(), FAR, (1.0, -1.0), (3.0, 3.0)),
-        "an uncapped one does not": At(Aspo(negative_weight_high=None), FAR, (1.0, -1.0), (3.0, 0.0)),
+        "no caps": HandRow(
+            method=Aspo(weight_high=None, negative_weight_high=None),
+            ratio=(0.01, 100.0),
+            advantages=(1.0, -1.0),
+            weight=(100.0, 100.0),
+        ),
+        "a capped token keeps its gradient beyond the clamp": HandRow(
+            method=Aspo(), ratio=FAR, advantages=(1.0, -1.0), weight=(3.0, 3.0)
+        ),
+        "an uncapped one does not": HandRow(
+            method=Aspo(negative_weight_high=None), ratio=FAR, advantages=(1.0, -1.0), weight=(3.0, 0.0)
+        ),
     }
 )

@@ -49,7 +49,7 @@ GOLDEN = {
         UNCLAMPED,
     ),
 }
-ENDS = {
+VALUES_BESIDE_AN_END = {
     ("target", 10): {"contribution": "ratio"},
     ("lower_start", 1): {"lower_stop": 1},
     ("lower_stop", 0): {"lower_start": 0},
@@ -57,13 +57,13 @@ ENDS = {
     ("upper_start", 20): {"upper_stop": 20},
     ("upper_stop", 1): {"upper_start": 1},
 }
-PARTNERS = {"lower_stop": ["lower_start"], "upper_stop": ["upper_start"]}
+REFUSED_INSTEAD = {"lower_stop": ["lower_start"], "upper_stop": ["upper_start"]}
 # With this all upper ends train.
-TOGETHER = {1: {"contribution": "ratio"}}
-SEEN_UNDER = ("clipx.target=0.7",)
+ALL_AT_AN_END = {1: {"contribution": "ratio"}}
+OVERRIDES_IN_TRAINING = ("clipx.target=0.7",)
 
 
-def SEEN(values):
+def check_training(values):
     highs = values("actor/clipx/c_high")
     assert sum(highs) / len(highs) > 1.2
     assert all(0 <= share <= 1 for share in values("actor/clipx/positive_share_after"))

@@ -6,7 +6,7 @@ from tests.golden.settings import EPSILONS, UNCLAMPED, Setup, above, below, boun
 from verl_clipx.losses.methods.cispo import Cispo
 
 from .against_verl import AsVerl
-from .at import At, by_hand
+from .at import HandRow, make_test_of_rows
 
 PUBLISHED = {
     "cispo": dict(clip_low=0.8, clip_high=1.2, mask_low=None, mask_high=None),
@@ -27,7 +27,7 @@ GOLDEN = {
     "paper_cispo": Setup("cispo", EPSILONS, UNCLAMPED),
 }
 # verl's clip fraction counts every clamped weight (tests/training/worker/test_golden.py).
-VERLS = {
+SAME_IN_VERL = {
     "cispo": AsVerl(
         ("+clipx=cispo",),
         ("policy_loss.loss_mode=cispo",),
@@ -38,34 +38,40 @@ VERLS = {
 }
 MASKED = dict(clip_low=None, clip_high=3.0)
 
-test_by_hand = by_hand(
+test_by_hand = make_test_of_rows(
     {
         **{
-            f"every token keeps the clamped ratio, A = {A}": At(
-                Cispo(), (0.5, 0.8, 1.0, 1.2, 9.0), A, (0.8, 0.8, 1.0, 1.2, 1.2)
+            f"every token keeps the clamped ratio, A = {A}": HandRow(
+                method=Cispo(), ratio=(0.5, 0.8, 1.0, 1.2, 9.0), advantages=A, weight=(0.8, 0.8, 1.0, 1.2, 1.2)
             )
             for A in (1.0, -1.0, 0.0)
         },
-        "MiniMax's has no lower bound": At(Cispo(clip_low=None, clip_high=5.0), (1e-6, 9.0), (-1.0, 1.0), (1e-6, 5.0)),
-        "no token loses its gradient to the clamp": At(
-            Cispo(clip_low=None, clip_high=None, log_ratio_clamp=2.0),
-            (1e-6, 9.0),
-            (-1.0, 1.0),
-            (math.exp(-2.0), math.exp(2.0)),
+        "MiniMax's has no lower bound": HandRow(
+            method=Cispo(clip_low=None, clip_high=5.0), ratio=(1e-6, 9.0), advantages=(-1.0, 1.0), weight=(1e-6, 5.0)
         ),
-        "the mask drops what PPO with its bounds would clip": At(
-            Cispo(clip_low=None, clip_high=1.45, mask_low=0.75, mask_high=1.3),
-            (0.5, 0.5, 0.75, 1.3, 1.4, 1.4, 2.0),
-            (-1.0, 1.0, -1.0, 1.0, 1.0, -1.0, -1.0),
-            (0.0, 0.5, 0.75, 1.3, 0.0, 1.4, 1.45),
+        "no token loses its gradient to the clamp": HandRow(
+            method=Cispo(clip_low=None, clip_high=None, log_ratio_clamp=2.0),
+            ratio=(1e-6, 9.0),
+            advantages=(-1.0, 1.0),
+            weight=(math.exp(-2.0), math.exp(2.0)),
         ),
-        "its lower side alone": At(Cispo(mask_low=0.8, **MASKED), (0.5, 2.0), (-1.0, 1.0), (0.0, 2.0)),
-        "its upper side alone": At(Cispo(mask_high=1.2, **MASKED), (0.5, 2.0), (-1.0, 1.0), (0.5, 0.0)),
-        "value": At(
-            Cispo(),
-            (0.8, 1.2),
-            (2.0, -1.0),
-            (0.8, 1.2),
+        "the mask drops what PPO with its bounds would clip": HandRow(
+            method=Cispo(clip_low=None, clip_high=1.45, mask_low=0.75, mask_high=1.3),
+            ratio=(0.5, 0.5, 0.75, 1.3, 1.4, 1.4, 2.0),
+            advantages=(-1.0, 1.0, -1.0, 1.0, 1.0, -1.0, -1.0),
+            weight=(0.0, 0.5, 0.75, 1.3, 0.0, 1.4, 1.45),
+        ),
+        "its lower side alone": HandRow(
+            method=Cispo(mask_low=0.8, **MASKED), ratio=(0.5, 2.0), advantages=(-1.0, 1.0), weight=(0.0, 2.0)
+        ),
+        "its upper side alone": HandRow(
+            method=Cispo(mask_high=1.2, **MASKED), ratio=(0.5, 2.0), advantages=(-1.0, 1.0), weight=(0.5, 0.0)
+        ),
+        "value": HandRow(
+            method=Cispo(),
+            ratio=(0.8, 1.2),
+            advantages=(2.0, -1.0),
+            weight=(0.8, 1.2),
             old=(0.5, 0.25),
             value=(-1.6 * math.log(0.4), 1.2 * math.log(0.3)),
         ),

@@ -13,7 +13,7 @@ from .at import decision, outcome, row, tokens_at
 PUBLISHED = {
     "clip_cov": dict(clip_low=0.8, clip_high=1.2, share=2e-4, covariance_low=1.0, covariance_high=5.0),
 }
-DRAWS = True
+DRAWS_TOKENS = True
 
 OURS = ("+clipx=clip_cov", "clipx.scope=micro_batch")
 WIDE = tuple(f"policy_loss.clip_cov_{key}" for key in ("lb=0.1", "ub=3"))
@@ -25,7 +25,7 @@ def same(ours, verls=()):
     return AsVerl((*OURS, *ours), verls, metrics=(), spreads=(0.3,), sequences=16)
 
 
-VERLS = {
+SAME_IN_VERL = {
     "clip_cov": same(("clipx.share=1",)),
     "clip_cov, wide": same(("clipx.share=1", "clipx.covariance_low=0.1", "clipx.covariance_high=3"), WIDE),
     "clip_cov by verl's keys": same(tuple(f"{ACTOR}.{key}" for key in ("policy_loss.clip_cov_ratio=1", *WIDE)), WIDE),

@@ -9,7 +9,7 @@ import torch
 from tests.golden.settings import Setup
 from verl_clipx.losses.methods.cppo import Cppo, quantile
 
-from .at import At, by_hand, moved
+from .at import HandRow, make_test_of_rows, tokens_from_to
 
 PUBLISHED = {
     "cppo": dict(threshold=0.15, weight_last=0.8, budget=0.02, budget_factor=2.0, length=None, weight_high=None),
@@ -35,39 +35,43 @@ VARIANTS = ({"weight_high": 20.0, "length": 7}, {"threshold": 0}, {"budget": 0, 
 # Nothing is spent: a threshold alone.
 WITHOUT_PREFIX = dict(budget=1.0, budget_factor=1.0)
 
-test_by_hand = by_hand(
+test_by_hand = make_test_of_rows(
     {
         # 0.8 of 0.1 at the end is below 0.09; at the start it is not.
-        "the same change early and late": At(
-            Cppo(threshold=0.09, **WITHOUT_PREFIX),
-            **moved((0.5, 0.6), (0.5, 0.5), (0.5, 0.6), advantages=1.0),
+        "the same change early and late": HandRow(
+            method=Cppo(threshold=0.09, **WITHOUT_PREFIX),
+            **tokens_from_to((0.5, 0.6), (0.5, 0.5), (0.5, 0.6), advantages=1.0),
             weight=(0.0, 1.0, 1.2),
         ),
         # The prefix of changes of 0.3 has used up what 0.5 allows.
-        "a prefix that has moved": At(
-            Cppo(threshold=0.5, weight_last=1.0, budget=0.001, budget_factor=1.0),
-            **moved((0.5, 0.8), (0.5, 0.8), (0.5, 0.8), (0.5, 0.55), advantages=1.0),
+        "a prefix that has moved": HandRow(
+            method=Cppo(threshold=0.5, weight_last=1.0, budget=0.001, budget_factor=1.0),
+            **tokens_from_to((0.5, 0.8), (0.5, 0.8), (0.5, 0.8), (0.5, 0.55), advantages=1.0),
             weight=(1.6, 0.0, 0.0, 0.0),
         ),
-        "what moves back is kept": At(
-            Cppo(threshold=0.01, budget=0.0), **moved((0.5, 0.1), (0.1, 0.5), advantages=(1.0, -1.0)), weight=(0.2, 5.0)
+        "what moves back is kept": HandRow(
+            method=Cppo(threshold=0.01, budget=0.0),
+            **tokens_from_to((0.5, 0.1), (0.1, 0.5), advantages=(1.0, -1.0)),
+            weight=(0.2, 5.0),
         ),
         # Its weight is the first's: 0.1 is above 0.09, and 0.8 of it would not be.
-        "a response of one token": At(
-            Cppo(threshold=0.09, **WITHOUT_PREFIX), **moved((0.5, 0.6), advantages=1.0), weight=(0.0,)
+        "a response of one token": HandRow(
+            method=Cppo(threshold=0.09, **WITHOUT_PREFIX), **tokens_from_to((0.5, 0.6), advantages=1.0), weight=(0.0,)
         ),
         # The first leaves a room of 0.12 + 0.02 - 0.119, and the second, which spends the budget, as much.
-        "just within what the prefix left, and just beyond": At(
-            Cppo(threshold=0.12, weight_last=1.0, budget=0.02, budget_factor=1.0),
-            **moved((0.5, 0.619), (0.5, 0.52), (0.5, 0.522), advantages=1.0),
+        "just within what the prefix left, and just beyond": HandRow(
+            method=Cppo(threshold=0.12, weight_last=1.0, budget=0.02, budget_factor=1.0),
+            **tokens_from_to((0.5, 0.619), (0.5, 0.52), (0.5, 0.522), advantages=1.0),
             weight=(1.238, 1.04, 0.0),
         ),
-        "for either sign": At(
-            Cppo(threshold=0.12, weight_last=1.0, budget=0.02, budget_factor=1.0),
-            **moved((0.5, 0.381), (0.5, 0.48), (0.5, 0.478), advantages=-1.0),
+        "for either sign": HandRow(
+            method=Cppo(threshold=0.12, weight_last=1.0, budget=0.02, budget_factor=1.0),
+            **tokens_from_to((0.5, 0.381), (0.5, 0.48), (0.5, 0.478), advantages=-1.0),
             weight=(0.762, 0.96, 0.0),
         ),
-        "the cap": At(Cppo(weight_high=3.0), **moved((0.01, 0.1), (0.01, 0.01), advantages=1.0), weight=(3.0, 1.0)),
+        "the cap": HandRow(
+            method=Cppo(weight_high=3.0), **tokens_from_to((0.01, 0.1), (0.01, 0.01), advantages=1.0), weight=(3.0, 1.0)
+        ),
     }
 )
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from tests.golden.settings import Setup
 from verl_clipx.losses.methods.ctpo import Ctpo
 
-from .at import At, by_hand, outcome, row, tokens_at
+from .at import HandRow, make_test_of_rows, outcome, row, tokens_at
 
 PUBLISHED = {"ctpo": dict(width_low=0.025, width_high=0.05, width_dual=0.05, power=0.5)}
 VARIANTS = ({"width_dual": None, "power": 0.0},)
@@ -26,12 +26,19 @@ GOLDEN = {
 RATIO = (1.1, 1.1, 0.5, 2.0)
 METHOD = Ctpo(width_low=0.1, width_high=0.1, width_dual=0.15)
 
-test_clipped_by_the_prefix = by_hand(
+test_clipped_by_the_prefix = make_test_of_rows(
     {
-        "A > 0": At(METHOD, RATIO, 1.0, (1.1, 0.0, 0.605, 1.21)),
-        "A < 0": At(METHOD, RATIO, -1.0, (1.1, 1.21, 0.0, 1.21)),
-        "the dual clip widens too": At(METHOD, (1.2, 1.0, 1.0, 1.0), -1.0, (0.0, 1.2, 1.2, 1.2)),
-        "no dual clip": At(Ctpo(width_low=0.1, width_high=0.1, width_dual=None), (1.2, 1.0), -1.0, (1.2, 1.2)),
+        "A > 0": HandRow(method=METHOD, ratio=RATIO, advantages=1.0, weight=(1.1, 0.0, 0.605, 1.21)),
+        "A < 0": HandRow(method=METHOD, ratio=RATIO, advantages=-1.0, weight=(1.1, 1.21, 0.0, 1.21)),
+        "the dual clip widens too": HandRow(
+            method=METHOD, ratio=(1.2, 1.0, 1.0, 1.0), advantages=-1.0, weight=(0.0, 1.2, 1.2, 1.2)
+        ),
+        "no dual clip": HandRow(
+            method=Ctpo(width_low=0.1, width_high=0.1, width_dual=None),
+            ratio=(1.2, 1.0),
+            advantages=-1.0,
+            weight=(1.2, 1.2),
+        ),
     }
 )
 

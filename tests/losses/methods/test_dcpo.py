@@ -12,7 +12,7 @@ from verl_clipx.losses.contract.contract import example
 from verl_clipx.losses.methods.dcpo import Dcpo
 
 from .against_verl import assert_gradient_of
-from .at import At, by_hand, outcome, row, tokens_at
+from .at import HandRow, make_test_of_rows, outcome, row, tokens_at
 
 PUBLISHED = {
     "dcpo": dict(epsilon_low=0.16, epsilon_high=0.2, largest_ratio=10.0, dual_clip=10.0),
@@ -25,10 +25,12 @@ RATIO = (0.49, 0.51, 1.24, 1.26, 0.4, 1.3, 9.0, 11.0, 11.0)
 ADVANTAGES = (-1.0, -1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, 0.0)
 WEIGHTS = (0.0, 0.51, 1.24, 0.0, 0.4, 1.3, 9.0)
 
-test_weights_by_hand = by_hand(
+test_weights_by_hand = make_test_of_rows(
     {
-        "dual clip": At(Dcpo(), RATIO, ADVANTAGES, (*WEIGHTS, 0.0, 11.0), old=0.64),
-        "no dual clip": At(Dcpo(dual_clip=None), RATIO, ADVANTAGES, (*WEIGHTS, 11.0, 11.0), old=0.64),
+        "dual clip": HandRow(method=Dcpo(), ratio=RATIO, advantages=ADVANTAGES, weight=(*WEIGHTS, 0.0, 11.0), old=0.64),
+        "no dual clip": HandRow(
+            method=Dcpo(dual_clip=None), ratio=RATIO, advantages=ADVANTAGES, weight=(*WEIGHTS, 11.0, 11.0), old=0.64
+        ),
     }
 )
 

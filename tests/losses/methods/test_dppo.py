@@ -11,7 +11,7 @@ import torch
 from verl_clipx.losses.methods.dppo import Dppo
 
 from .against_verl import AsVerl
-from .at import At, by_hand, moved, row, tokens_at
+from .at import HandRow, make_test_of_rows, row, tokens_at, tokens_from_to
 
 PUBLISHED = {
     "dppo": dict(divergence="tv", threshold_low=0.2, threshold_high=0.2, weight_high=5.0),
@@ -29,7 +29,7 @@ def same(ours, verls, low, high, truncation):
 
 
 OWN = ("+clipx=dppo", "clipx.threshold_low=0.05", "clipx.threshold_high=0.3", "clipx.weight_high=1.1")
-VERLS = {
+SAME_IN_VERL = {
     "dppo": same(("+clipx=dppo",), "dppo_tv", 0.2, 0.2, 5.0),
     "dppo_kl": same(("+clipx=dppo_kl",), "dppo_kl", 0.05, 0.05, 5.0),
     "dppo_reference": same(("+clipx=dppo_reference",), "dppo_tv", 0.15, 0.15, 10000.0),
@@ -44,28 +44,36 @@ def within(threshold, **further):
 # From (1/2, 1/2) to (3/4, 1/4), either way round: log(4/3) / 2.
 KL = math.log(4 / 3) / 2
 MOVES = ((0.25, 0.5), (0.25, 0.5), (0.5, 0.25), (0.5, 0.25), (0.5, 0.625), (0.25, 0.5))
-KL_MOVES = moved((0.5, 0.75), (0.5, 0.75), (0.5, 0.25), (0.5, 0.25), advantages=(1.0, -1.0, 1.0, -1.0))
-EQUAL = moved((0.25, 0.5), (0.5, 0.25), advantages=(1.0, -1.0))
+KL_MOVES = tokens_from_to((0.5, 0.75), (0.5, 0.75), (0.5, 0.25), (0.5, 0.25), advantages=(1.0, -1.0, 1.0, -1.0))
+EQUAL = tokens_from_to((0.25, 0.5), (0.5, 0.25), advantages=(1.0, -1.0))
 
-test_by_hand = by_hand(
+test_by_hand = make_test_of_rows(
     {
         # Section 4.2: a ratio of 100 that moves hardly any probability, and one of 0.81 that moves 0.19 of it.
-        "the paper's example": At(
-            within(0.15), **moved((1e-4, 1e-2), (0.99, 0.80), advantages=(1.0, -1.0)), weight=(100.0, 0.0)
+        "the paper's example": HandRow(
+            method=within(0.15),
+            **tokens_from_to((1e-4, 1e-2), (0.99, 0.80), advantages=(1.0, -1.0)),
+            weight=(100.0, 0.0),
         ),
         # Only what moves away from the old policy is dropped; the weight of the others is at most 1.5.
-        "weight and value": At(
-            within(0.2, weight_high=1.5),
-            **moved(*MOVES, advantages=(1.0, -1.0, 1.0, -1.0, 1.0, 0.0)),
+        "weight and value": HandRow(
+            method=within(0.2, weight_high=1.5),
+            **tokens_from_to(*MOVES, advantages=(1.0, -1.0, 1.0, -1.0, 1.0, 0.0)),
             weight=(0.0, 1.5, 0.5, 0.0, 1.25, 1.5),
             value=(0.0, 1.5 * math.log(0.5), -0.5 * math.log(0.25), 0.0, -1.25 * math.log(0.625), 0.0),
         ),
-        "equal to a threshold is kept": At(within(0.25), **EQUAL, weight=(2.0, 0.5)),
-        "beyond it is not": At(within(0.2499999), **EQUAL, weight=(0.0, 0.0)),
-        "a lower threshold alone": At(Dppo(threshold_low=0.1, threshold_high=None), **EQUAL, weight=(2.0, 0.0)),
-        "an upper one alone": At(Dppo(threshold_low=None, threshold_high=0.1), **EQUAL, weight=(0.0, 0.5)),
-        "kl drops what moves away": At(within(KL - 1e-3, divergence="kl"), **KL_MOVES, weight=(0.0, 1.5, 0.5, 0.0)),
-        "kl keeps what is near": At(within(KL + 1e-3, divergence="kl"), **KL_MOVES, weight=(1.5, 1.5, 0.5, 0.5)),
+        "equal to a threshold is kept": HandRow(method=within(0.25), **EQUAL, weight=(2.0, 0.5)),
+        "beyond it is not": HandRow(method=within(0.2499999), **EQUAL, weight=(0.0, 0.0)),
+        "a lower threshold alone": HandRow(
+            method=Dppo(threshold_low=0.1, threshold_high=None), **EQUAL, weight=(2.0, 0.0)
+        ),
+        "an upper one alone": HandRow(method=Dppo(threshold_low=None, threshold_high=0.1), **EQUAL, weight=(0.0, 0.5)),
+        "kl drops what moves away": HandRow(
+            method=within(KL - 1e-3, divergence="kl"), **KL_MOVES, weight=(0.0, 1.5, 0.5, 0.0)
+        ),
+        "kl keeps what is near": HandRow(
+            method=within(KL + 1e-3, divergence="kl"), **KL_MOVES, weight=(1.5, 1.5, 0.5, 0.5)
+        ),
     }
 )
 

@@ -10,7 +10,7 @@ import pytest
 from verl_clipx.losses.methods.gmpo import Gmpo
 
 from .against_verl import AsVerl
-from .at import At, by_hand
+from .at import HandRow, make_test_of_rows
 
 # A width of 0.4 on the log-ratio.
 PUBLISHED = {
@@ -19,7 +19,7 @@ PUBLISHED = {
 VARIANTS = ({"clip_low": None, "clip_high": None, "log_ratio_clamp": None},)
 
 
-def SEEN(values):
+def check_training(values):
     assert sum(values("actor/pg_clipfrac")) > 0
 
 
@@ -29,7 +29,7 @@ def of_the_papers_form(batch):
     batch["advantages"] = batch["advantages"][:, :1].expand(-1, 12).clone()
 
 
-VERLS = {
+SAME_IN_VERL = {
     "gmpo": AsVerl(
         ("+clipx=gmpo",),
         ("policy_loss.loss_mode=geo_mean", "clip_ratio_low=0.4", "clip_ratio_high=0.4"),
@@ -43,19 +43,27 @@ VERLS = {
 }
 METHOD, FREE = Gmpo(clip_low=0.5, clip_high=2.0), Gmpo(clip_low=None, clip_high=None)
 
-test_by_hand = by_hand(
+test_by_hand = make_test_of_rows(
     {
         # The geometric mean of 4 and 1/4 is 1; with 4 clipped at 2 it is the root of 1/2.
-        "clipped above": At(METHOD, (4.0, 0.25), 1.0, (0.0, 0.5**0.5), value=-(0.5**0.5)),
-        "clipped below": At(METHOD, (4.0, 0.25), -1.0, (2.0**0.5, 0.0), value=2.0**0.5),
-        "inside": At(METHOD, (1.5, 1.5), 1.0, 1.5, value=-1.5),
-        "below with A > 0": At(METHOD, (0.25, 0.25), 2.0, 0.25, value=-0.5),
-        "above with A < 0": At(METHOD, (4.0, 4.0), -2.0, 4.0, value=8.0),
-        "A = 0, as in verl": At(METHOD, (4.0, 2.0), 0.0, 1.0, value=0.0),
-        "no upper bound": At(FREE, (9.0, 1.0), 1.0, 3.0),
-        "no lower bound": At(FREE, (1 / 9, 1.0), -1.0, 1 / 3),
-        "tokens outside the mask": At(
-            Gmpo(), (4.0, 1.0, 9.0), (-1.0, -1.0, 0.0), (2.0, 2.0, math.nan), mask=(True, True, False)
+        "clipped above": HandRow(
+            method=METHOD, ratio=(4.0, 0.25), advantages=1.0, weight=(0.0, 0.5**0.5), value=-(0.5**0.5)
+        ),
+        "clipped below": HandRow(
+            method=METHOD, ratio=(4.0, 0.25), advantages=-1.0, weight=(2.0**0.5, 0.0), value=2.0**0.5
+        ),
+        "inside": HandRow(method=METHOD, ratio=(1.5, 1.5), advantages=1.0, weight=1.5, value=-1.5),
+        "below with A > 0": HandRow(method=METHOD, ratio=(0.25, 0.25), advantages=2.0, weight=0.25, value=-0.5),
+        "above with A < 0": HandRow(method=METHOD, ratio=(4.0, 4.0), advantages=-2.0, weight=4.0, value=8.0),
+        "A = 0, as in verl": HandRow(method=METHOD, ratio=(4.0, 2.0), advantages=0.0, weight=1.0, value=0.0),
+        "no upper bound": HandRow(method=FREE, ratio=(9.0, 1.0), advantages=1.0, weight=3.0),
+        "no lower bound": HandRow(method=FREE, ratio=(1 / 9, 1.0), advantages=-1.0, weight=1 / 3),
+        "tokens outside the mask": HandRow(
+            method=Gmpo(),
+            ratio=(4.0, 1.0, 9.0),
+            advantages=(-1.0, -1.0, 0.0),
+            weight=(2.0, 2.0, math.nan),
+            mask=(True, True, False),
         ),
     }
 )

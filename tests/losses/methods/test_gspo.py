@@ -7,13 +7,13 @@ import math
 from verl_clipx.losses.methods.gspo import Gspo
 
 from .against_verl import AsVerl
-from .at import At, by_hand
+from .at import HandRow, make_test_of_rows
 
 PUBLISHED = {"gspo": dict(clip_low=0.9997, clip_high=1.0004, log_ratio_clamp=10.0)}
 VARIANTS = ({"clip_low": None, "clip_high": None, "log_ratio_clamp": None},)
 
 
-def SEEN(values):
+def check_training(values):
     assert sum(values("actor/pg_clipfrac")) > 0
 
 
@@ -22,7 +22,7 @@ def beyond_the_clamp(batch):
 
 
 OF_VERL = ("policy_loss.loss_mode=gspo", "clip_ratio_low=3e-4", "clip_ratio_high=4e-4")
-VERLS = {
+SAME_IN_VERL = {
     # Sequences inside and outside the bounds, and well outside.
     "gspo": AsVerl(("+clipx=gspo",), OF_VERL, spreads=(4e-3, 0.5)),
     # verl's metric of the log-ratio clamps no token, ours at 10.
@@ -36,24 +36,39 @@ FREE = Gspo(clip_low=None, clip_high=None)
 INSIDE, BEYOND = ((math.exp(30), math.exp(low)) for low in (-20, -8))
 NEAR = ((0.9996,), (0.9998,), (1.0003,), (1.0005,))
 
-test_by_hand = by_hand(
+test_by_hand = make_test_of_rows(
     {
         # The geometric mean of 4 and 1/4 is 1, far as both tokens are from it.
-        "A > 0": At(
-            WIDE,
-            ((4.0, 0.25), (4.0, 1.0), (0.25, 1.0), (1.25, 1.25)),
-            1.0,
-            ((1.0, 1.0), (0.0, 0.0), (0.5, 0.5), (1.25, 1.25)),
+        "A > 0": HandRow(
+            method=WIDE,
+            ratio=((4.0, 0.25), (4.0, 1.0), (0.25, 1.0), (1.25, 1.25)),
+            advantages=1.0,
+            weight=((1.0, 1.0), (0.0, 0.0), (0.5, 0.5), (1.25, 1.25)),
             value=((-1.0, -1.0), (-1.25 - 1e-12,) * 2, (-0.5, -0.5), (-1.25, -1.25)),
         ),
-        "A < 0": At(WIDE, ((4.0, 1.0), (0.25, 1.0)), -2.0, ((2.0, 2.0), (0.0, 0.0)), value=((4.0, 4.0), (1.6, 1.6))),
-        "A = 0": At(WIDE, (0.25, 1.0), 0.0, 0.5, value=0.0),
-        "the paper's lower bound": At(Gspo(), NEAR, -1.0, ((0.0,), *NEAR[1:])),
-        "the paper's upper bound": At(Gspo(), NEAR, 1.0, (*NEAR[:3], (0.0,))),
-        "tokens outside the mask": At(WIDE, (4.0, 1.0, 1.0), -1.0, (2.0, 2.0, math.nan), mask=(True, True, False)),
-        "a token is not clamped": At(FREE, INSIDE, -1.0, math.exp(5)),
-        "a sequence is": At(FREE, BEYOND, -1.0, 0.0, value=math.exp(10)),
-        "without the clamp": At(Gspo(clip_low=None, clip_high=None, log_ratio_clamp=None), BEYOND, -1.0, math.exp(11)),
-        "there is none below": At(FREE, (math.exp(-15), math.exp(-15)), 1.0, math.exp(-15)),
+        "A < 0": HandRow(
+            method=WIDE,
+            ratio=((4.0, 1.0), (0.25, 1.0)),
+            advantages=-2.0,
+            weight=((2.0, 2.0), (0.0, 0.0)),
+            value=((4.0, 4.0), (1.6, 1.6)),
+        ),
+        "A = 0": HandRow(method=WIDE, ratio=(0.25, 1.0), advantages=0.0, weight=0.5, value=0.0),
+        "the paper's lower bound": HandRow(method=Gspo(), ratio=NEAR, advantages=-1.0, weight=((0.0,), *NEAR[1:])),
+        "the paper's upper bound": HandRow(method=Gspo(), ratio=NEAR, advantages=1.0, weight=(*NEAR[:3], (0.0,))),
+        "tokens outside the mask": HandRow(
+            method=WIDE, ratio=(4.0, 1.0, 1.0), advantages=-1.0, weight=(2.0, 2.0, math.nan), mask=(True, True, False)
+        ),
+        "a token is not clamped": HandRow(method=FREE, ratio=INSIDE, advantages=-1.0, weight=math.exp(5)),
+        "a sequence is": HandRow(method=FREE, ratio=BEYOND, advantages=-1.0, weight=0.0, value=math.exp(10)),
+        "without the clamp": HandRow(
+            method=Gspo(clip_low=None, clip_high=None, log_ratio_clamp=None),
+            ratio=BEYOND,
+            advantages=-1.0,
+            weight=math.exp(11),
+        ),
+        "there is none below": HandRow(
+            method=FREE, ratio=(math.exp(-15), math.exp(-15)), advantages=1.0, weight=math.exp(-15)
+        ),
     }
 )

@@ -12,7 +12,7 @@ from verl_clipx.losses.methods import Bounds
 from verl_clipx.losses.methods.ipo import Ipo
 
 from .against_verl import assert_gradient_of, ragged
-from .at import At, by_hand, moved, row, tokens_at
+from .at import HandRow, make_test_of_rows, row, tokens_at, tokens_from_to
 
 PUBLISHED = {"ipo": dict(threshold=0.3, kl_tau=0, ratio_cap=None), "ipo_reference": dict(threshold=0.3, ratio_cap=1e4)}
 VARIANTS = ({"threshold": None}, {"kl_tau": 1e-3}, {"kl_tau": 100}, {"ratio_cap": 1})
@@ -21,30 +21,36 @@ FREE = Bounds(-1.0, 1.0)
 # Changes of 0.25, 0.5, -0.25 and -0.5; equal to the threshold is kept.
 MOVES = ((0.25, 0.5), (0.25, 0.75), (0.5, 0.25), (0.75, 0.25))
 
-test_a_token_that_moved_too_far_is_dropped_for_every_sign = by_hand(
+test_a_token_that_moved_too_far_is_dropped_for_every_sign = make_test_of_rows(
     {
         **{
-            f"A = {A}": At(Ipo(threshold=0.25), **moved(*MOVES, advantages=A), weight=(2.0, 0.0, 0.5, 0.0))
+            f"A = {A}": HandRow(
+                method=Ipo(threshold=0.25), **tokens_from_to(*MOVES, advantages=A), weight=(2.0, 0.0, 0.5, 0.0)
+            )
             for A in (1.0, -1.0, 0.0)
         },
-        "no threshold": At(Ipo(threshold=None), **moved(*MOVES, advantages=1.0), weight=(2.0, 3.0, 0.5, 1 / 3)),
-        "pulled back, kept or dropped": At(
-            Ipo(threshold=0.25, kl_tau=0.5),
-            **moved((0.25, 0.5), (0.25, 0.75), (0.5, 0.25), advantages=2.0),
+        "no threshold": HandRow(
+            method=Ipo(threshold=None), **tokens_from_to(*MOVES, advantages=1.0), weight=(2.0, 3.0, 0.5, 1 / 3)
+        ),
+        "pulled back, kept or dropped": HandRow(
+            method=Ipo(threshold=0.25, kl_tau=0.5),
+            **tokens_from_to((0.25, 0.5), (0.25, 0.75), (0.5, 0.25), advantages=2.0),
             weight=(2 - LOG_2 / 2, -math.log(3) / 2, 0.5 + LOG_2 / 2),
             value=(LOG_2**2 / 2 - 4, math.log(3) ** 2 / 2, LOG_2**2 / 2 - 1),
         ),
-        "a large ratio of a rare token": At(Ipo(), **moved((0.001, 0.2), advantages=1.0), weight=(200.0,)),
+        "a large ratio of a rare token": HandRow(
+            method=Ipo(), **tokens_from_to((0.001, 0.2), advantages=1.0), weight=(200.0,)
+        ),
         # It passes |p - q| <= 0.3, and in a mean over 1e5 tokens it alone weighs three times as much as all others.
-        "a ratio of 3e5": At(Ipo(), **moved((1e-6, 0.3), advantages=1.0), weight=(3e5,)),
-        "the same capped, whichever sign": At(
-            Ipo(ratio_cap=1e4),
-            **moved((1e-6, 0.3), (1e-6, 0.3), (1e-6, 0.5), (0.5, 0.25), advantages=(1.0, -1.0, 1.0, 1.0)),
+        "a ratio of 3e5": HandRow(method=Ipo(), **tokens_from_to((1e-6, 0.3), advantages=1.0), weight=(3e5,)),
+        "the same capped, whichever sign": HandRow(
+            method=Ipo(ratio_cap=1e4),
+            **tokens_from_to((1e-6, 0.3), (1e-6, 0.3), (1e-6, 0.5), (0.5, 0.25), advantages=(1.0, -1.0, 1.0, 1.0)),
             weight=(1e4, 1e4, 0.0, 0.5),
             value=(-1e4, 1e4, 0.0, -0.5),
         ),
-        "beyond the clamp of the log-ratio too": At(
-            Ipo(ratio_cap=1e4), **moved((1e-12, 0.3), advantages=1.0), weight=(1e4,)
+        "beyond the clamp of the log-ratio too": HandRow(
+            method=Ipo(ratio_cap=1e4), **tokens_from_to((1e-12, 0.3), advantages=1.0), weight=(1e4,)
         ),
     }
 )

@@ -14,7 +14,7 @@ from .against_verl import ACTOR, AsVerl
 from .at import decision, outcome, row, tokens_at
 
 PUBLISHED = {"kl_cov": dict(share=2e-4, coefficient=1.0)}
-SEEN_AS = {"share": 0.5}
+PARAMETERS_IN_TRAINING = {"share": 0.5}
 
 
 def same(ours, share, coefficient):
@@ -26,8 +26,8 @@ def same(ours, share, coefficient):
 
 
 # A coefficient of 1 is the paper's and the default of verl's function; its YAML has 0.1.
-VERLS = {f"kl_cov of {share}": same((f"clipx.share={share}",), share, 1) for share in (1e-9, 0.05, 0.3)}
-VERLS["kl_cov by verl's keys"] = same((), 0.05, 0.3)
+SAME_IN_VERL = {f"kl_cov of {share}": same((f"clipx.share={share}",), share, 1) for share in (1e-9, 0.05, 0.3)}
+SAME_IN_VERL["kl_cov by verl's keys"] = same((), 0.05, 0.3)
 
 
 def test_by_hand():

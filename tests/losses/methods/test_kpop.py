@@ -14,12 +14,12 @@ from tests.golden.settings import Setup
 from verl_clipx.losses.methods.kpop import Kpop
 from verl_clipx.run.trace_format import read_shards, shards_in
 
-from .at import At, by_hand, moved, row, tokens_at
+from .at import HandRow, make_test_of_rows, row, tokens_at, tokens_from_to
 
 PUBLISHED = {"kpop": dict(threshold=0.1, kl_tau=1e-3)}
 GOLDEN = {"primerl_kpop": Setup("kpop", dict(threshold="kpop_threshold", kl_tau="kl_tau"))}
 # Few probabilities move by its threshold in a few steps.
-SEEN_UNDER = ("clipx.threshold=1e-6",)
+OVERRIDES_IN_TRAINING = ("clipx.threshold=1e-6",)
 VARIANTS = ({"threshold": 0}, {"kl_tau": 0}, {"kl_tau": 100})
 
 
@@ -31,32 +31,34 @@ def kl(p: float, q: float) -> float:
 BETWEEN = 0.2
 FREE = {"kl_tau": 0.0}
 
-test_by_hand = by_hand(
+test_by_hand = make_test_of_rows(
     {
         **{
-            f"either divergence and either direction, A = {A}": At(
-                Kpop(threshold=BETWEEN, **FREE),
-                **moved((0.2, 0.5), (0.5, 0.2), (0.2, 0.45), (0.5, 0.25), advantages=A),
+            f"either divergence and either direction, A = {A}": HandRow(
+                method=Kpop(threshold=BETWEEN, **FREE),
+                **tokens_from_to((0.2, 0.5), (0.5, 0.2), (0.2, 0.45), (0.5, 0.25), advantages=A),
                 weight=(0.0, 0.0, 2.25, 0.5),
             )
             for A in (1.0, -1.0)
         },
-        "a ratio of 100 of a rare token stays": At(
-            Kpop(**FREE), **moved((1e-4, 1e-2), advantages=1.0), weight=(100.0,)
+        "a ratio of 100 of a rare token stays": HandRow(
+            method=Kpop(**FREE), **tokens_from_to((1e-4, 1e-2), advantages=1.0), weight=(100.0,)
         ),
         # KL(0.5, 0.3) is 0.0872, KL(0.5, 0.28) 0.1084.
-        "just within the threshold, and just beyond": At(
-            Kpop(**FREE), **moved((0.3, 0.5), (0.5, 0.28), (0.28, 0.5), advantages=1.0), weight=(5 / 3, 0.0, 0.0)
+        "just within the threshold, and just beyond": HandRow(
+            method=Kpop(**FREE),
+            **tokens_from_to((0.3, 0.5), (0.5, 0.28), (0.28, 0.5), advantages=1.0),
+            weight=(5 / 3, 0.0, 0.0),
         ),
         # Both count as 1e-6, and 1 - 1e-9 as 1 - 1e-6.
-        "next to 0 and to 1": At(
-            Kpop(**FREE),
-            **moved((1e-9, 1e-7), (1 - 1e-9, 0.5), (0.5, 1 - 1e-9), advantages=1.0),
+        "next to 0 and to 1": HandRow(
+            method=Kpop(**FREE),
+            **tokens_from_to((1e-9, 1e-7), (1 - 1e-9, 0.5), (0.5, 1 - 1e-9), advantages=1.0),
             weight=(100.0, 0.0, 0.0),
         ),
-        "pulled back, kept or dropped": At(
-            Kpop(threshold=BETWEEN, kl_tau=0.5),
-            **moved((0.2, 0.5), (0.5, 0.25), advantages=2.0),
+        "pulled back, kept or dropped": HandRow(
+            method=Kpop(threshold=BETWEEN, kl_tau=0.5),
+            **tokens_from_to((0.2, 0.5), (0.5, 0.25), advantages=2.0),
             weight=(-math.log(2.5) / 2, 0.5 + math.log(2) / 2),
             value=(math.log(2.5) ** 2 / 2, math.log(2) ** 2 / 2 - 1),
         ),

@@ -21,7 +21,7 @@ PUBLISHED = {
 VARIANTS = ({"moment": "capped"}, {"behaviour": "old"}, {"log_ratio_clamp": None})
 
 
-def SEEN(values):
+def check_training(values):
     before, after = (values(f"actor/clipx/second_moment_{when}") for when in ("before", "after"))
     assert max(after) <= 0.04 and all(0 <= less <= more for less, more in zip(after, before, strict=True))
 

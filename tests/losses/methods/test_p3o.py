@@ -14,26 +14,43 @@ from verl_clipx.losses.methods import Bounds
 from verl_clipx.losses.methods.p3o import P3o
 
 from .against_verl import ragged
-from .at import At, by_hand, decision, row, tokens_at
+from .at import HandRow, decision, make_test_of_rows, row, tokens_at
 
 PUBLISHED = {"p3o": {}}
 GOLDEN = {"feynrl_p3o": Setup("p3o", {})}
 CAP = Bounds(0.0, 0.5)
 
-test_by_hand = by_hand(
+test_by_hand = make_test_of_rows(
     {
         # (1 + 3)^2 / (2 (1 + 9)) = 0.8.
-        "its own cap": At(P3o(), (1.0, 3.0), (1.0, -1.0), (0.8, 0.8 + 0.2 * (1 - 1 / 3))),
-        "at the cap, and beyond": At(P3o(), (0.5, 0.75), -1.0, (0.0, 0.5 + 0.5 * (1 - 4 / 3)), bounds=CAP),
-        # log r + 1 / r - 1 is 0.3069 at r = 2, and log pi is log 2 here.
-        "its value": At(
-            P3o(), (2.0,), 3.0, (0.5 - 0.25 / 3,), (-1.5 * math.log(2) + 0.5 * (math.log(2) - 0.5),), bounds=CAP
+        "its own cap": HandRow(
+            method=P3o(), ratio=(1.0, 3.0), advantages=(1.0, -1.0), weight=(0.8, 0.8 + 0.2 * (1 - 1 / 3))
         ),
-        "nothing moved": At(P3o(), (1.0, 1.0), (1.0, -2.0), 1.0),
-        "below the cap, and pulled back": At(P3o(), (0.25, 0.5), 2.0, (0.25 + 0.75, 0.5 + 0.25), bounds=CAP),
+        "at the cap, and beyond": HandRow(
+            method=P3o(), ratio=(0.5, 0.75), advantages=-1.0, weight=(0.0, 0.5 + 0.5 * (1 - 4 / 3)), bounds=CAP
+        ),
+        # log r + 1 / r - 1 is 0.3069 at r = 2, and log pi is log 2 here.
+        "its value": HandRow(
+            method=P3o(),
+            ratio=(2.0,),
+            advantages=3.0,
+            weight=(0.5 - 0.25 / 3,),
+            value=(-1.5 * math.log(2) + 0.5 * (math.log(2) - 0.5),),
+            bounds=CAP,
+        ),
+        "nothing moved": HandRow(method=P3o(), ratio=(1.0, 1.0), advantages=(1.0, -2.0), weight=1.0),
+        "below the cap, and pulled back": HandRow(
+            method=P3o(), ratio=(0.25, 0.5), advantages=2.0, weight=(0.25 + 0.75, 0.5 + 0.25), bounds=CAP
+        ),
         # The authors' clamp of 1 / r ends its gradient, so that 0.5 log r alone pulls, downwards.
-        "beyond the clamp": At(P3o(), (math.exp(-12), math.exp(12)), 1.0, (math.exp(-12) - 0.5, 0.0), bounds=CAP),
-        "where A is 0 it is not in F": At(P3o(), (2.0,), 0.0, (0.5,), bounds=CAP),
+        "beyond the clamp": HandRow(
+            method=P3o(),
+            ratio=(math.exp(-12), math.exp(12)),
+            advantages=1.0,
+            weight=(math.exp(-12) - 0.5, 0.0),
+            bounds=CAP,
+        ),
+        "where A is 0 it is not in F": HandRow(method=P3o(), ratio=(2.0,), advantages=0.0, weight=(0.5,), bounds=CAP),
     }
 )
 

@@ -5,18 +5,20 @@ own function, whose pull request no release of verl has.
 from verl_clipx.losses.methods.spo import Spo
 
 from .against_verl import assert_gradient_of, ragged
-from .at import At, by_hand
+from .at import HandRow, make_test_of_rows
 
 PUBLISHED = {"spo": dict(epsilon=0.2)}
 VARIANTS = ({"epsilon": 12.5, "log_ratio_clamp": None},)
 RATIO = (0.6, 0.8, 1.0, 1.2, 1.4)
 
-test_the_gradient_turns_back_where_ppo_clips = by_hand(
+test_the_gradient_turns_back_where_ppo_clips = make_test_of_rows(
     {
-        "A > 0": At(Spo(), RATIO, 2.0, (1.8, 1.6, 1.0, 0.0, -1.4)),
-        "A < 0": At(Spo(), RATIO, -2.0, (-0.6, 0.0, 1.0, 2.4, 4.2)),
-        "A = 0": At(Spo(), RATIO, 0.0, RATIO),
-        "an epsilon of its own": At(Spo(epsilon=0.4), RATIO, 1.0, (1.2, 1.2, 1.0, 0.6, 0.0)),
+        "A > 0": HandRow(method=Spo(), ratio=RATIO, advantages=2.0, weight=(1.8, 1.6, 1.0, 0.0, -1.4)),
+        "A < 0": HandRow(method=Spo(), ratio=RATIO, advantages=-2.0, weight=(-0.6, 0.0, 1.0, 2.4, 4.2)),
+        "A = 0": HandRow(method=Spo(), ratio=RATIO, advantages=0.0, weight=RATIO),
+        "an epsilon of its own": HandRow(
+            method=Spo(epsilon=0.4), ratio=RATIO, advantages=1.0, weight=(1.2, 1.2, 1.0, 0.6, 0.0)
+        ),
     }
 )
 

@@ -7,7 +7,7 @@ import math
 from verl_clipx.losses.methods.topr import Topr
 
 from .against_verl import AsVerl
-from .at import At, by_hand, outcome, rows, tokens_at
+from .at import HandRow, make_test_of_rows, outcome, rows, tokens_at
 
 PUBLISHED = {
     "topr": dict(level="sequence", positive_low=1.0, positive_high=1.0, negative_low=0.0, negative_high=1.0),
@@ -22,7 +22,7 @@ BYPASS = ("algorithm.rollout_correction.bypass_mode=true", "actor_rollout_ref.ro
 TRUNCATED = ("clipx.positive_low=0", "clipx.positive_high=1.5", "clipx.negative_high=1.5")
 # verl's preset RolloutCorrectionConfig.bypass_pg_is(1.5), where verl's trainer writes it.
 PRESET = "rollout_correction={loss_type:reinforce,rollout_is:sequence,rollout_is_threshold:1.5}"
-VERLS = {
+SAME_IN_VERL = {
     "gpg as topr": AsVerl(("+clipx=topr", "clipx.negative_low=1"), ("policy_loss.loss_mode=gpg",), ()),
     "bypass_pg_is as topr": AsVerl(
         ("+clipx=topr", *TRUNCATED, *BYPASS), ("policy_loss.loss_mode=bypass_mode", f"policy_loss.{PRESET}"), ()
@@ -30,7 +30,7 @@ VERLS = {
 }
 
 
-def SEEN(values):
+def check_training(values):
     # Negative tokens alone have a bound, and weight 1 above it.
     assert not any(values("actor/clipx/clip_fraction_high")) and sum(values("actor/clipx/gradient_mass/HN")) > 0
 
@@ -44,10 +44,10 @@ MASK = (*[(True, True)] * 4, (True, False))
 def at(method, *weights):
     """The example with a weight for each sequence, or for each of its tokens."""
     each = tuple(one if isinstance(one, tuple) else (one, one) for one in weights)
-    return At(method, RATIO, ADVANTAGES, each, mask=MASK)
+    return HandRow(method=method, ratio=RATIO, advantages=ADVANTAGES, weight=each, mask=MASK)
 
 
-test_by_hand = by_hand(
+test_by_hand = make_test_of_rows(
     {
         "a sequence has one weight": at(Topr(), 0.3, 1.0, 1.0, 1.0, 0.5),
         "a token has its own": at(Topr(level="token"), (0.5, 0.6), 1.0, 1.0, 1.0, (0.5, 1.0)),
@@ -55,11 +55,22 @@ test_by_hand = by_hand(
             Topr(positive_low=0.5, positive_high=2.0, negative_low=0.4, negative_high=0.45), 0.4, 0.5, 0.45, 2.0, 0.45
         ),
         "truncated importance sampling": at(Topr(positive_low=0.0, positive_high=1.0), 0.3, 0.3, 1.0, 1.0, 0.5),
-        "an advantage of 0 is positive": At(Topr(), (0.5,), 0.0, (1.0,)),
+        "an advantage of 0 is positive": HandRow(method=Topr(), ratio=(0.5,), advantages=0.0, weight=(1.0,)),
         # Log-ratios -3 and 2.5, clamped to -1 and 1; unclamped they are -0.5 together.
-        "the clamp acts on each token": At(Topr(log_ratio_clamp=1.0), (math.exp(-3.0), math.exp(2.5)), -1.0, 1.0),
-        "unclamped": At(Topr(), (math.exp(-3.0), math.exp(2.5)), -1.0, math.exp(-0.5)),
-        "value": At(Topr(), (0.5,), -2.0, (0.5,), value=(math.log(0.5) - 1.0,), old=(math.exp(-1.0),)),
+        "the clamp acts on each token": HandRow(
+            method=Topr(log_ratio_clamp=1.0), ratio=(math.exp(-3.0), math.exp(2.5)), advantages=-1.0, weight=1.0
+        ),
+        "unclamped": HandRow(
+            method=Topr(), ratio=(math.exp(-3.0), math.exp(2.5)), advantages=-1.0, weight=math.exp(-0.5)
+        ),
+        "value": HandRow(
+            method=Topr(),
+            ratio=(0.5,),
+            advantages=-2.0,
+            weight=(0.5,),
+            value=(math.log(0.5) - 1.0,),
+            old=(math.exp(-1.0),),
+        ),
     }
 )
 

@@ -7,21 +7,35 @@ import math
 from tests.golden.settings import Setup, bounds
 from verl_clipx.losses.methods.two_sided import TwoSided
 
-from .at import At, by_hand
+from .at import HandRow, make_test_of_rows
 
 PUBLISHED = {"two_sided": dict(clip_low=0.8, clip_high=1.2)}
 VARIANTS = ({"clip_low": None, "clip_high": None},)
 GOLDEN = {"skyrl_rollout_is": Setup("two_sided", bounds("eps_clip_low", "eps_clip_high"))}
 RATIO = (0.5, 0.8, 1.0, 1.2, 1.5)
 
-test_whatever_is_outside_is_dropped = by_hand(
+test_whatever_is_outside_is_dropped = make_test_of_rows(
     {
-        **{f"A = {A}": At(TwoSided(), RATIO, A, (0.0, 0.8, 1.0, 1.2, 0.0)) for A in (1.0, -1.0, 0.0)},
-        "no lower bound": At(TwoSided(clip_low=None), RATIO, -1.0, (0.5, 0.8, 1.0, 1.2, 0.0)),
-        "no upper bound": At(TwoSided(clip_high=None), RATIO, -1.0, (0.0, 0.8, 1.0, 1.2, 1.5)),
-        "no bounds": At(TwoSided(clip_low=None, clip_high=None), RATIO, -1.0, RATIO),
-        "the value is the weighted log-probability": At(
-            TwoSided(), (1.1, 2.0), 3.0, (1.1, 0.0), value=(-1.1 * 3 * math.log(0.55), 0.0), old=(0.5, 0.25)
+        **{
+            f"A = {A}": HandRow(method=TwoSided(), ratio=RATIO, advantages=A, weight=(0.0, 0.8, 1.0, 1.2, 0.0))
+            for A in (1.0, -1.0, 0.0)
+        },
+        "no lower bound": HandRow(
+            method=TwoSided(clip_low=None), ratio=RATIO, advantages=-1.0, weight=(0.5, 0.8, 1.0, 1.2, 0.0)
+        ),
+        "no upper bound": HandRow(
+            method=TwoSided(clip_high=None), ratio=RATIO, advantages=-1.0, weight=(0.0, 0.8, 1.0, 1.2, 1.5)
+        ),
+        "no bounds": HandRow(
+            method=TwoSided(clip_low=None, clip_high=None), ratio=RATIO, advantages=-1.0, weight=RATIO
+        ),
+        "the value is the weighted log-probability": HandRow(
+            method=TwoSided(),
+            ratio=(1.1, 2.0),
+            advantages=3.0,
+            weight=(1.1, 0.0),
+            value=(-1.1 * 3 * math.log(0.55), 0.0),
+            old=(0.5, 0.25),
         ),
     }
 )

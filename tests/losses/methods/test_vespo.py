@@ -7,7 +7,7 @@ import math
 from tests.golden.settings import Setup
 from verl_clipx.losses.methods.vespo import Vespo
 
-from .at import At, by_hand
+from .at import HandRow, make_test_of_rows
 
 PUBLISHED = {"vespo": dict(k_positive=2.0, lambda_positive=3.0, k_negative=3.0, lambda_negative=2.0)}
 VARIANTS = ({"k_positive": 1.0, "lambda_negative": 5.0},)
@@ -21,12 +21,19 @@ def weights(k, decay):
     return tuple((w**k * math.exp(decay * (1 - w)),) * 2 for w in (1.0, 2.0, 0.5))
 
 
-test_by_hand = by_hand(
+test_by_hand = make_test_of_rows(
     {
-        **{f"A = {A}": At(Vespo(), RATIO, A, weights(*by)) for A, by in ((1.0, (2, 3)), (0.0, (2, 3)), (-1.0, (3, 2)))},
-        "masked tokens are no part of the product": At(Vespo(), (1.0, 50.0), 1.0, (1.0, math.nan), mask=(True, False)),
-        "the least ratio of a sequence": At(Vespo(), (1e-6, 1e-6), 1.0, (1e-16 * math.exp(3 - 3e-8),) * 2),
+        **{
+            f"A = {A}": HandRow(method=Vespo(), ratio=RATIO, advantages=A, weight=weights(*by))
+            for A, by in ((1.0, (2, 3)), (0.0, (2, 3)), (-1.0, (3, 2)))
+        },
+        "masked tokens are no part of the product": HandRow(
+            method=Vespo(), ratio=(1.0, 50.0), advantages=1.0, weight=(1.0, math.nan), mask=(True, False)
+        ),
+        "the least ratio of a sequence": HandRow(
+            method=Vespo(), ratio=(1e-6, 1e-6), advantages=1.0, weight=(1e-16 * math.exp(3 - 3e-8),) * 2
+        ),
         # exp(20) inside the exponent: no weight is left, and none overflows.
-        "the largest": At(Vespo(), (1e6, 1e6), -1.0, 0.0),
+        "the largest": HandRow(method=Vespo(), ratio=(1e6, 1e6), advantages=-1.0, weight=0.0),
     }
 )

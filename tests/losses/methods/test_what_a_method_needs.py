@@ -19,7 +19,7 @@ from .facts import fact, facts
 FOLDER = Path(__file__).parent
 CLIP_KEYS = runpy.run_path(str(ROOT / "scripts" / "key_tables.py"))["clip_key_table"]()
 # Golden vectors, verl's own loss, or a formula by autograd: what a test states or imports for them.
-OTHERS = ("GOLDEN", "VERLS", "assert_gradient_of")
+OTHERS = ("GOLDEN", "SAME_IN_VERL", "assert_gradient_of")
 
 
 def page(name: str) -> str:
@@ -28,18 +28,30 @@ def page(name: str) -> str:
 
 def missing(method: str) -> Iterator[str]:
     """What a method still needs, each in one line."""
-    groups = groups_of(method)
-    if method not in groups:
+    yield from missing_files(method)
+    yield from missing_numbers(method)
+    yield from missing_on_pages(method)
+
+
+def missing_files(method: str) -> Iterator[str]:
+    if method not in groups_of(method):
         yield f"configs/clipx/{method}.yaml, which chooses it and states what deviates from the class"
     test = FOLDER / f"test_{method}.py"
     if not test.exists():
         yield f"tests/losses/methods/{test.name} (tests/losses/methods/facts.py says what it may state)"
-    for group in groups:
+
+
+def missing_numbers(method: str) -> Iterator[str]:
+    test = f"tests/losses/methods/test_{method}.py"
+    for group in groups_of(method):
         # What a user has to give is not published.
         if group not in fact(method, "PUBLISHED", {}) and MISSING not in node_of(group).values():
-            yield f"PUBLISHED in tests/losses/methods/{test.name}: the published values of +clipx={group}"
+            yield f"PUBLISHED in {test}: the published values of +clipx={group}"
     if not any(fact(method, name, None) for name in OTHERS):
-        yield f"numbers that are not ours in tests/losses/methods/{test.name}: one of {', '.join(OTHERS)}"
+        yield f"numbers that are not ours in {test}: one of {', '.join(OTHERS)}"
+
+
+def missing_on_pages(method: str) -> Iterator[str]:
     formulas = page("docs/methods.md").split("\n## Formulas\n")[1]
     if not re.search(rf"\b{method}\b", formulas):
         yield "docs/methods.md, 'Formulas': its row in the table of F by region"
@@ -48,7 +60,7 @@ def missing(method: str) -> Iterator[str]:
             yield f"docs/methods.md, 'Formulas': {number}, which its source names"
     advice = page("README.md").split("## Which method when")[1].split("\n## ")[0]
     chosen = [row.split("|")[2] for row in advice.splitlines() if row.startswith("|")]
-    if not {*re.findall(r"\w+", " ".join(chosen))} & {*groups}:
+    if not {*re.findall(r"\w+", " ".join(chosen))} & {*groups_of(method)}:
         yield "README.md, 'Which method when': a row with one of its groups"
     if CLIP_KEYS not in page("docs/swap.md") and f"`{method}`" in CLIP_KEYS:
         yield "docs/swap.md: the table of verl's keys (scripts/key_tables.py prints it)"

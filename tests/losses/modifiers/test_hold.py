@@ -132,6 +132,34 @@ def test_a_method_of_a_users_own_holds_what_the_one_does_that_it_is_derived_from
         held(FixedBounds(), Hold(value=0.02))
 
 
+@pytest.mark.parametrize("target", ["clip_fraction", "second_moment"])
+@pytest.mark.parametrize("own", ["PlainClip", "plain_clip"])
+def test_a_loss_of_a_users_own_with_fixed_bounds_holds_a_target_as_grpo_does(own, target):
+    hold = {"clipx.hold.value": 0.05}
+    of_grpo = actor_of(merged(["+clipx=grpo", f"+clipx/hold={target}"], hold | {"clipx.dual_clip": None}))
+    function = {"clipx.function": f"tests.example_losses:{own}"}
+    of_user = actor_of(merged(["+clipx=custom", f"+clipx/hold={target}"], hold | function))
+    batch = moved_batch(NEAR)
+    trained, expected = train(loss_function(of_user), batch), train(loss_function(of_grpo), batch)
+    torch.testing.assert_close(trained.gradient, expected.gradient)
+    for metric in ("width", "reached", "missed"):
+        name = f"clipx/hold/{metric}"
+        assert trained.metrics[name] == expected.metrics[name]
+
+
+@pytest.mark.parametrize(
+    ("own", "may_declare"), [("soft", True), ("Slowing", True), ("WithinSpread", False), ("ByEntropy", False)]
+)
+def test_a_loss_of_a_users_own_without_a_width_is_told_how_to_declare_one(own, may_declare):
+    values = {"clipx.function": f"tests.example_losses:{own}", "clipx.hold.value": 0.05}
+    with pytest.raises(Exception) as raised:
+        actor_of(merged(["+clipx=custom", "+clipx/hold=clip_fraction"], values))
+    (refusal,) = refusals_in(raised.value)
+    assert refusal.key == "clipx.hold" and "choose one of grpo" in refusal.advice
+    assert "dppo with divergence=tv" in refusal.advice and "tests_plain_clip" in refusal.advice
+    assert ("declare bounds_width = verl_clipx.Width()" in refusal.advice) == may_declare
+
+
 @pytest.mark.parametrize(
     ("method", "values", "key", "value"),
     [
@@ -185,8 +213,8 @@ def test_the_line_and_explain_say_what_is_held():
     )
     held = "clip_fraction 0.02 (width 0.05 to 1)"
     # The solved bounds take nothing over from verl, and the group's own have no part in the run.
-    assert f"holds {held}" in decision.run.line and "verl's clip_ratio_high=0.3 not used" in decision.run.line
-    assert decision.run.taken == {} and "clip_high=" not in decision.run.line
+    assert f"holds {held}" in decision.record.line and "verl's clip_ratio_high=0.3 not used" in decision.record.line
+    assert decision.record.loss.taken == {} and "clip_high=" not in decision.record.line
     assert f"the width that holds {held}" in bounds_of(decision.clipx.method)
     assert decision.description.settings == f"dual_clip 3: the paper's but for bounds that hold {held}"
 
@@ -196,7 +224,7 @@ def test_a_bound_that_nobody_says_who_has_set_is_named_as_not_used():
     held = {"clipx.hold.value": 0.02}
     for group, changed in (("grpo", {"clip_high": 1.3, "clip_low": 0.7}), ("dppo", {"threshold_low": 0.1})):
         values = held | {f"clipx.{name}": value for name, value in changed.items()}
-        line = decide(merged([f"+clipx={group}", "+clipx/hold=clip_fraction"], values)).run.line
+        line = decide(merged([f"+clipx={group}", "+clipx/hold=clip_fraction"], values)).record.line
         for name, value in changed.items():
             assert re.search(rf"\b{name}={value} \(group: [\d.]+; not used, clipx\.hold ", line)
 
@@ -204,8 +232,8 @@ def test_a_bound_that_nobody_says_who_has_set_is_named_as_not_used():
 def test_verls_bounds_are_named_as_not_used_even_if_they_repeat_its_default():
     words = ("+clipx=grpo", "+clipx/hold=clip_fraction", "clipx.hold.value=0.02", f"{ACTOR}.clip_ratio_high=0.2")
     _, decision = decided(*words)
-    assert "verl's clip_ratio_high=0.2 not used" in decision.run.line
-    assert decision.run.unused == {f"{ACTOR}.clip_ratio_high": 0.2}
+    assert "verl's clip_ratio_high=0.2 not used" in decision.record.line
+    assert decision.record.loss.unused == {f"{ACTOR}.clip_ratio_high": 0.2}
 
 
 @pytest.mark.parametrize("method", ["grpo", "gppo", "ce_gppo", "dgpo", "dppo", "gspo"])

@@ -104,7 +104,7 @@ def test_k3_pulls_no_token_beyond_its_limit():
 
 @pytest.mark.parametrize("name, own", [*((name, {}) for name in WITH_ONE), ("ipo", {"kl_tau": 0.1})])
 def test_a_method_with_a_pull_of_its_own_refuses_another(name, own):
-    with pytest.raises(Refusal, match=f"clipx.pull: {name} has a pull of its own"):
+    with pytest.raises(Refusal, match=f"clipx.pull: {name} already has its own pull"):
         build(name, pull={}, **own)
 
 

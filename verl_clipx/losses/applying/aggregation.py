@@ -16,24 +16,40 @@ def sequence_weight(
     loss_scale_factor: int | None = None,
     **others: Any,
 ) -> Tensor | float | None:
-    """Returns the factor of a token's loss in agg_loss: one for all tokens, or one for each sequence, (sequences, 1).
+    """Returns the factor by which verl's `agg_loss` multiplies the loss of each token.
 
-    None if agg_loss itself must be called, because of another mode or argument (`others`), or one that it refuses.
+    Args:
+        mask: the tokens that the loss is averaged over, (sequences, length).
+        mode: verl's `loss_agg_mode`.
+        dtype: that of the loss.
+        dp_size, batch_num_tokens, global_batch_size, loss_scale_factor: the arguments of `agg_loss` of these names.
+        others: any further arguments of `agg_loss`.
+
+    Returns:
+        One factor for all tokens, or one for each sequence, (sequences, 1). None if `agg_loss` itself must be called:
+        this function does not know the mode or the further arguments, or `agg_loss` refuses them.
     """
-    number = batch_num_tokens if mode == "token-mean" else global_batch_size
-    if others or (number is None and dp_size > 1 and mode != "token-sum"):
+    # What the mean is over in the whole mini-batch, its tokens or its sequences; None: those of this micro-batch.
+    total = batch_num_tokens if mode == "token-mean" else global_batch_size
+    if others or (total is None and dp_size > 1 and mode != "token-sum"):
         return None
-    if not isinstance(number, Tensor) and number == 0:
+    if not isinstance(total, Tensor) and total == 0:
         return None
     if mode == "token-sum":
         return float(dp_size)
     if mode == "token-mean":
-        return dp_size / (mask.sum(dtype=dtype) if number is None else number)
+        if total is None:
+            total = mask.sum(dtype=dtype)
+        return dp_size / total
     if mode not in ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"):
         return None
-    count = mask.sum(-1, keepdim=True)
-    weight = dp_size / ((count > 0).sum(dtype=dtype) if number is None else number)
+    tokens_of_sequence = mask.sum(-1, keepdim=True)
+    if total is None:
+        total = (tokens_of_sequence > 0).sum(dtype=dtype)
+    factor = dp_size / total
     if mode == "seq-mean-token-sum-norm":
-        weight = weight / (mask.shape[-1] if loss_scale_factor is None else loss_scale_factor)
-    # verl adds the same small number, in the same dtype, so that an empty sequence does not divide by 0.
-    return weight / (count + 1e-8).to(dtype) if mode == "seq-mean-token-mean" else weight
+        return factor / (mask.shape[-1] if loss_scale_factor is None else loss_scale_factor)
+    if mode == "seq-mean-token-mean":
+        # verl adds the same small number, in the same dtype, so that an empty sequence does not divide by 0.
+        return factor / (tokens_of_sequence + 1e-8).to(dtype)
+    return factor

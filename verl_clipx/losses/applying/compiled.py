@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 # Sizes that differ from each other and from all others, because equal sizes would become one symbol of the graph. The
 # compiler chooses the tiles of sums over a whole sequence by the example, so its length is realistic.
-EXAMPLE_SEQUENCES, EXAMPLE_LENGTH = 37, 4099
+EXAMPLE_SEQUENCES = 37
+EXAMPLE_LENGTH = 4099
 
 
 class TokenFunctions:
@@ -31,19 +32,24 @@ class TokenFunctions:
     """
 
     def __init__(self, method: Method, shaping: Shaping | None, *, compiled: bool):
-        self.method, self.shaping, self.compiled = method, shaping, compiled
+        self.method = method
+        self.shaping = shaping
+        self.compiled = compiled
         self.by_sequence = method.by_sequence or (shaping is not None and shaping.by_sequence)
         self._fused: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def call(self, function: Callable[..., Any], inputs: Inputs, *others: Any) -> Any:
-        """Calls function(method, shaping, inputs, *others). Compiled, all of them are padded."""
+        """Calls function(method, shaping, inputs, *others), compiled or as it is.
+
+        Compiled, the function gets the inputs as `fit_to_graph` pads them, and returns as many rows and columns.
+        """
         # Without gradient and autocast: each would need another graph, and autocast would lose precision.
         with torch.no_grad(), torch.autocast(inputs.mask.device.type, enabled=False):
             if self.compiled:
                 try:
                     if function not in self._fused:
                         self._fused[function] = compile_alone(function)
-                    return self._fused[function](self.method, self.shaping, alike(inputs), *others)
+                    return self._fused[function](self.method, self.shaping, fit_to_graph(inputs), *others)
                 except Exception as error:
                     self.compiled = False
                     stays = "clipx.compile: %s stays uncompiled because the compiler failed: %s: %s"
@@ -57,13 +63,14 @@ class TokenFunctions:
         rows, columns = inputs.mask.shape
         function = token_loss if self.by_sequence else token_loss_in_parts
         value, weighted, sums = self.call(function, inputs, decision)
-        return TokenLoss(value[:rows, :columns], weighted[:rows, :columns], sums)
+        return TokenLoss(value=value[:rows, :columns], weighted=weighted[:rows, :columns], sums=sums)
 
     def statistics(self, inputs: Inputs, first: Tensor | None = None) -> Tensor:
         """As `token_statistics`."""
         if self.method.statistics_size == 0:
             return torch.zeros(0, dtype=torch.float64, device=inputs.mask.device)
-        return self.call(token_statistics_in_parts if self.compiled else token_statistics, inputs, first)
+        function = token_statistics_in_parts if self.compiled else token_statistics
+        return self.call(function, inputs, first)
 
     def prepare(
         self,
@@ -81,12 +88,13 @@ class TokenFunctions:
             asks_for: those of `tokens.OPTIONAL` that they will have besides those that the method asks for.
             dtype: that the loss will be computed in.
         """
-        if self.compiled:
-            inputs = example_inputs({*self.method.asks_for, *asks_for}, device, counted=counted, dtype=dtype)
-            statistics = self.statistics(inputs)
-            if self.method.second_statistics_size:
-                statistics = self.statistics(inputs, statistics[: self.method.statistics_size])
-            self.loss(inputs, self.method.decide(statistics))
+        if not self.compiled:
+            return
+        inputs = example_inputs({*self.method.asks_for, *asks_for}, device, counted=counted, dtype=dtype)
+        statistics = self.statistics(inputs)
+        if self.method.second_statistics_size:
+            statistics = self.statistics(inputs, statistics[: self.method.statistics_size])
+        self.loss(inputs, self.method.decide(statistics))
 
 
 def token_loss_in_parts(method: Method, shaping: Shaping | None, inputs: Inputs, decision: Tensor) -> TokenLoss:
@@ -105,7 +113,7 @@ def token_statistics_in_parts(
 
 
 def in_parts(inputs: Inputs) -> Inputs:
-    """The inputs with their sequences padded to a multiple of `PART`."""
+    """Returns the inputs with their sequences padded to a multiple of `PART`."""
     columns = inputs.mask.shape[1]
     missing = (columns + PART - 1) // PART * PART - columns
 
@@ -138,31 +146,38 @@ def compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
     return config.patch(specialize_float=True)(compiled)
 
 
-def alike(inputs: Inputs) -> Inputs:
-    """The inputs in the one form that a graph is made for, whatever their strides, sizes or gradients.
+def fit_to_graph(inputs: Inputs) -> Inputs:
+    """Brings inputs into the one form that a graph is made for, whatever their strides, sizes or gradients.
+
+    The compiler takes a size of 0 or 1 for a constant and would make another graph for it. Such inputs are padded to
+    two rows and two columns; what is added lies outside the mask.
 
     Returns:
-        Detached, contiguous inputs in the compute dtype, padded where a size of 0 or 1 would need its own graph.
+        Detached, contiguous inputs in the compute dtype.
     """
     rows, columns = inputs.mask.shape
-    missing = (0, max(2 - columns, 0), 0, max(2 - rows, 0))
+    missing_rows = max(2 - rows, 0)
+    missing_columns = max(2 - columns, 0)
     dtype = compute_dtype(inputs.log_prob.dtype)
 
     def conform(values: Tensor | None) -> Tensor | None:
+        """Return one of the inputs in that form; None for an input that there is not."""
         if values is None:
             return None
         values = values.detach()
         if values.is_floating_point():
             values = values.to(dtype)
-        if any(missing):
-            values = pad(values, missing if values.ndim == 2 else missing[2:])
+        if missing_rows or missing_columns:
+            # pad takes left, right, top, bottom; `group` has no columns.
+            padding = (0, missing_columns, 0, missing_rows) if values.ndim == 2 else (0, missing_rows)
+            values = pad(values, padding)
         return values.contiguous()
 
     return Inputs(*map(conform, inputs))
 
 
 def example_inputs(asks_for: Iterable[str], device: torch.device | str, *, counted: bool, dtype: torch.dtype) -> Inputs:
-    """The micro-batch that functions are compiled with; the arguments are those of `TokenFunctions.prepare`."""
+    """Makes the micro-batch that functions are compiled with; the arguments are those of `TokenFunctions.prepare`."""
     size = EXAMPLE_SEQUENCES, EXAMPLE_LENGTH
     log_prob = torch.full(size, -1.0, dtype=dtype, device=device)
     mask = torch.ones(size, dtype=torch.bool, device=device)
@@ -171,5 +186,11 @@ def example_inputs(asks_for: Iterable[str], device: torch.device | str, *, count
         "entropy": log_prob.neg(),
         "group": torch.zeros(size[0], dtype=torch.int64, device=device),
     }
-    masks = mask, mask.clone() if counted else None
-    return Inputs(log_prob, log_prob.clone(), log_prob.clone(), *masks, **{name: optional[name] for name in asks_for})
+    return Inputs(
+        log_prob=log_prob,
+        old_log_prob=log_prob.clone(),
+        advantages=log_prob.clone(),
+        mask=mask,
+        counted=mask.clone() if counted else None,
+        **{name: optional[name] for name in asks_for},
+    )

@@ -34,10 +34,10 @@ def floor_bins(inputs: Inputs, floor: Floor) -> dict[str, Tensor]:
     counted, log_ratio = _counted_log_ratios(inputs)
     probability = inputs.old_log_prob.detach().to(torch.float64).exp()
     # Rounding can put a probability above 1; the last bin contains its upper edge.
-    bin = where(counted, (probability * FLOOR_BINS).floor().clamp(0, FLOOR_BINS - 1), -1.0)
+    bins = where(counted, (probability * FLOOR_BINS).floor().clamp(0, FLOOR_BINS - 1), -1.0)
     sums: dict[str, Tensor] = {}
     for number in range(FLOOR_BINS):
-        members = bin == number
+        members = bins == number
         in_bin = where(members, log_ratio, 0.0)
         sums[f"{floor.tokens.key}/bin_{number}"] = members.sum(dtype=torch.float64)
         sums[f"{floor.log_ratio_sum.key}/bin_{number}"] = in_bin.sum()
@@ -46,7 +46,15 @@ def floor_bins(inputs: Inputs, floor: Floor) -> dict[str, Tensor]:
 
 
 def clipped_at_ratio_one(sums: Mapping[str, float], floor: Floor) -> dict[str, float]:
-    """Returns the clipped tokens of an update at ratio 1 under the floor's keys; `sums` has an update's by theirs."""
+    """Returns which tokens an update at ratio 1 clipped, under the floor's keys.
+
+    Args:
+        sums: the update's sums by metric key, among them the tokens clipped below and above.
+        floor: which of the two measurements it is.
+
+    Returns:
+        The same two sums under the keys of the floor's clip fractions.
+    """
     return {
         floor.clip_fraction_low.key: sums[CLIP_FRACTION_LOW.key],
         floor.clip_fraction_high.key: sums[CLIP_FRACTION_HIGH.key],

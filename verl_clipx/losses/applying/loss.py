@@ -46,7 +46,8 @@ def apply(method: Method, shaping: Shaping | None, inputs: Inputs, decision: Ten
         In float32 or, for float64 inputs, in float64. If an input inside the mask is not finite, the token's value and
         gradient are NaN, whatever the method does with the input. verl then skips the step.
     """
-    t, statistics = tokens_in(method, shaping, inputs), None
+    t = tokens_in(method, shaping, inputs)
+    statistics = None
     if decision is None:
         statistics = statistics_of(method, t, inputs.counted)
         decision = method.decide(statistics)
@@ -54,10 +55,12 @@ def apply(method: Method, shaping: Shaping | None, inputs: Inputs, decision: Ten
     weight = method.gradient_weight(t, bounds)
     value = where(t.mask, method.loss_value(t, bounds, weight), 0.0)
     weighted = where(t.mask, method.gradient(t, bounds, weight), 0.0)
-    known = finite(t)
-    value = where(known, value, math.nan)
-    weighted = where(known, weighted, math.nan)
-    return Applied(t, statistics, decision, bounds, weight, value, weighted)
+    has_finite_inputs = finite(t)
+    value = where(has_finite_inputs, value, math.nan)
+    weighted = where(has_finite_inputs, weighted, math.nan)
+    return Applied(
+        tokens=t, statistics=statistics, decision=decision, bounds=bounds, weight=weight, value=value, weighted=weighted
+    )
 
 
 class TokenLoss(NamedTuple):
@@ -76,7 +79,9 @@ class TokenLoss(NamedTuple):
 def tokens_in(method: Method, shaping: Shaping | None, inputs: Inputs) -> Tokens:
     """The tokens of a micro-batch, with shaped advantages."""
     t = tokens_of(inputs, method.log_ratio_clamp)
-    return t if shaping is None else t._replace(advantages=shaping.advantages(t))
+    if shaping is None:
+        return t
+    return t._replace(advantages=shaping.advantages(t))
 
 
 def statistics_of(method: Method, t: Tokens, counted: Tensor | None, first: Tensor | None = None) -> Tensor:
@@ -86,11 +91,14 @@ def statistics_of(method: Method, t: Tokens, counted: Tensor | None, first: Tens
         counted: the tokens that count; None: all in the mask do.
         first: the sum of the first stage over all tokens, which the second is about; None: that of these tokens.
     """
-    counting = t if counted is None else t._replace(mask=t.mask & counted)
-    own = method.statistics(counting)
+    if counted is not None:
+        t = t._replace(mask=t.mask & counted)
+    first_stage = method.statistics(t)
     if not method.second_statistics_size:
-        return own
-    return torch.cat([own, method.second_statistics(counting, own if first is None else first)])
+        return first_stage
+    if first is None:
+        first = first_stage
+    return torch.cat([first_stage, method.second_statistics(t, first)])
 
 
 def token_statistics(method: Method, shaping: Shaping | None, inputs: Inputs, first: Tensor | None = None) -> Tensor:
@@ -104,7 +112,7 @@ def token_loss(method: Method, shaping: Shaping | None, inputs: Inputs, decision
     # The sums do not need it, and it would be a part of the loss's largest memory.
     del weight
     sums = token_sums(t, method.bounded(t), bounds, weighted, method.dual_clip, inputs.counted)
-    return TokenLoss(value, weighted, sums)
+    return TokenLoss(value=value, weighted=weighted, sums=sums)
 
 
 def finite(t: Tokens) -> Tensor:
@@ -125,14 +133,25 @@ class _Prescribed(torch.autograd.Function):
     def forward(
         ctx: FunctionCtx, log_prob: Tensor, loss: Tensor, weighted: Tensor, weight: Tensor | float | None
     ) -> Tensor:
+        """Return the given loss.
+
+        Args:
+            ctx: keeps for `backward` what determines the gradient.
+            log_prob: the only input with a gradient, (sequences, length).
+            loss: the loss's value, per token or 0-d.
+            weighted: F * A, (sequences, length).
+            weight: the factor of each token in a 0-d loss; None: the loss is per token.
+        """
         ctx.save_for_backward(weighted)
-        ctx.log_prob_dtype, ctx.weight = log_prob.dtype, weight
+        ctx.log_prob_dtype = log_prob.dtype
+        ctx.weight = weight
         # verl subtracts the entropy's term from a scalar in place, which is forbidden in a view.
         return loss.view_as(loss) if loss.ndim else loss.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradient with respect to log_prob, and none for the other inputs of `forward`."""
         (weighted,) = ctx.saved_tensors
         weight = ctx.weight
         if isinstance(weight, Tensor):
@@ -143,7 +162,7 @@ class _Prescribed(torch.autograd.Function):
 
 
 def minus_product(weighted: Tensor, grad_output: Tensor, dtype: torch.dtype) -> Tensor:
-    """-weighted * grad_output in a dtype. Finite numbers that it cannot hold become its largest number."""
+    """Returns -weighted * grad_output in a dtype; finite numbers that the dtype cannot hold become its largest one."""
     gradient = weighted * -grad_output
     largest = torch.finfo(dtype).max
     if largest < torch.finfo(gradient.dtype).max:
@@ -182,6 +201,8 @@ def summed_loss(log_prob: Tensor, value: Tensor, weighted: Tensor, weight: Tenso
     Returns:
         0-d.
     """
-    of_rows = isinstance(weight, Tensor) and weight.ndim > 0
-    total = (value.sum(-1, keepdim=True) * weight).sum() if of_rows else value.sum() * weight
+    if isinstance(weight, Tensor) and weight.ndim > 0:
+        total = (value.sum(-1, keepdim=True) * weight).sum()
+    else:
+        total = value.sum() * weight
     return _Prescribed.apply(log_prob, total, weighted, weight)

@@ -8,16 +8,16 @@ from verl_clipx.losses.base.metric import Metric
 from verl_clipx.losses.base.shared_metrics import METRICS
 from verl_clipx.losses.methods import BUILT_IN, METHODS
 
-# The order of the sections in docs/metrics.md.
+# What most readers look for comes first, what only few need last.
 SECTIONS = (
-    "Health",
     "What was clipped",
     "How far the policy moved",
-    "How much is rounding",
+    "Health",
     "Where the gradient comes from",
     "The method's own bounds",
     "The run",
     "Stale samples",
+    "How much is rounding",
 )
 LISTS = ("default", "observe")
 
@@ -38,8 +38,8 @@ class Row(NamedTuple):
 
 def every_metric(methods: Iterable[str]) -> list[tuple[str, Metric]]:
     """Each metric that runs with some methods may log, with the name of its method, empty for a shared metric."""
-    own = [(name, metric) for name in methods for metric in METHODS[name].logs]
-    return [("", metric) for metric in METRICS] + own
+    of_methods = [(name, metric) for name in methods for metric in METHODS[name].logs]
+    return [("", metric) for metric in METRICS] + of_methods
 
 
 def rows_of(which: str) -> list[Row]:
@@ -50,10 +50,10 @@ def rows_of(which: str) -> list[Row]:
     """
     if which == "observe":
         shared = {id(metric) for metric in METRICS}
-        found = [("", metric) for metric in OBSERVED_METRICS if id(metric) not in shared]
+        entries = [("", metric) for metric in OBSERVED_METRICS if id(metric) not in shared]
     else:
-        found = every_metric(BUILT_IN)
-    return merge(sorted(found, key=lambda entry: SECTIONS.index(entry[1].section)))
+        entries = every_metric(BUILT_IN)
+    return merge(sorted(entries, key=lambda entry: SECTIONS.index(entry[1].section)))
 
 
 def merge(entries: Iterable[tuple[str, Metric]]) -> list[Row]:
@@ -61,22 +61,28 @@ def merge(entries: Iterable[tuple[str, Metric]]) -> list[Row]:
     rows: list[Row] = []
     for method, metric in entries:
         meaning = f"{method.upper()}: {metric.meaning}" if method else metric.meaning
-        key = metric.key.removeprefix("actor/") + (f"/{metric.numbered}_0" if metric.numbered else "")
+        key = metric.key.removeprefix("actor/")
+        if metric.numbered:
+            # One metric of several, such as one a bin; the first stands for all of them.
+            key += f"/{metric.numbered}_0"
         if rows and (rows[-1].metric.section, rows[-1].meaning) == (metric.section, meaning):
             rows[-1].keys.append(key)
         else:
-            rows.append(Row([key], meaning, metric))
+            rows.append(Row(keys=[key], meaning=meaning, metric=metric))
     return rows
 
 
 def markdown_table(which: str) -> str:
     """A table in Markdown, for the site; `which` is as for `rows_of`."""
-    lines, section = ["| key | meaning |", "|---|---|"], ""
+    lines = ["| key | meaning |", "|---|---|"]
+    section = ""
     for row in rows_of(which):
         if row.metric.section != section:
             section = row.metric.section
             lines.append(f"| | **{section}** |")
-        keys = ", ".join(f"`{key}`" for key in row.keys) + (" …" if row.metric.numbered else "")
+        keys = ", ".join(f"`{key}`" for key in row.keys)
+        if row.metric.numbered:
+            keys += " …"
         # An unescaped bar would end the cell.
         meaning = row.meaning.replace("|", r"\|")
         lines.append(f"| {keys} | {meaning} |")

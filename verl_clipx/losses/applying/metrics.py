@@ -12,7 +12,7 @@ from torch import Tensor, where
 
 from verl_clipx.losses.base.method import Bounds, Method, declared
 from verl_clipx.losses.base.metric import Metric, Over
-from verl_clipx.losses.base.shared_metrics import FLOORS, OF_TOKENS, VERSIONS
+from verl_clipx.losses.base.shared_metrics import FLOORS, OF_TOKENS, VERSIONS, VERSIONS_FIRST
 from verl_clipx.losses.base.tokens import Tokens, number_in, parts
 
 TOKENS = "tokens"
@@ -24,15 +24,16 @@ NUMBERS = {"LN": -1, "HP": 3, "LP": 1, "HN": -3, "M, A < 0": -2, "M, A > 0": 2}
 OUTSIDE = 9.0
 
 # The sums that `token_sums` returns: numbers of tokens, sums over tokens, and the gradient mass |F * A| of regions.
-COUNTED, MASSES = ("LN", "HP"), {f"mass/{region}": number for region, number in NUMBERS.items()}
+COUNTED = ("LN", "HP")
+MASSES = {f"mass/{region}": number for region, number in NUMBERS.items()}
 SUMS = (TOKENS, "dual_clipped", "log_ratio", "ratio", "squared_ratio", *COUNTED, *MASSES)
 
 # Sums from which metrics are made only once they cover the whole mini-batch, by the keys under which verl adds them up.
 SUM_KEYS = {f"clipx_sum/{name}": name for metric in OF_TOKENS if metric.over is Over.UPDATE for name in metric.sums}
 
-# The key under which verl adds up the ages of a mini-batch's tokens, in weight versions: the rollout batches trained
-# since the sample's last token was generated. No metric's key begins in the same way.
-VERSIONS_SUM = "clipx_sum/staleness/versions"
+# The metrics of the samples' ages, by the keys under which verl adds up those of a mini-batch's tokens: since the first
+# and since the last token of their sequence was generated. No metric's key begins in the same way.
+AGE_SUMS = {f"clipx_sum/{metric.name}": metric.key for metric in (VERSIONS_FIRST, VERSIONS)}
 
 # The keys of everything that is linear in |F * A|.
 OF_GRADIENT = frozenset(metric.key for metric in OF_TOKENS if MASSES.keys() & {*metric.sums})
@@ -59,16 +60,16 @@ def token_sums(
         (len(SUMS),), float64, in the order of `SUMS`; additive over any split of the tokens.
     """
     counted = t.mask if counted is None else t.mask & counted
-    # Without a dual clip no constant, because a sum of constant zeros would be another launch.
-    above = t.ratio < 0 if dual_clip is None else (t.advantages < 0) & (t.ratio > dual_clip)
+    # No ratio is below 0; a constant would not do, because a sum of constant zeros would be another launch.
+    above_dual_clip = t.ratio < 0 if dual_clip is None else (t.advantages < 0) & (t.ratio > dual_clip)
 
     def total(values: Tensor, members: Tensor) -> Tensor:
         # Each part is summed in the values' precision and only the parts in float64, without a float64 copy of all.
         return parts(where(members, values, 0.0)).sum(-1)
 
     # Sums that need neither the region nor the mass of a token come first: uncompiled, both are stored once computed.
-    sums = [number_in(counted), number_in(counted & above)]
-    del above
+    sums = [number_in(counted), number_in(counted & above_dual_clip)]
+    del above_dual_clip
     sums += [total(t.log_ratio, counted), total(t.ratio, counted), total(t.ratio.square(), counted)]
     region = region_of(t, bounded, bounds, counted)
     sums += [number_in(region == NUMBERS[name]) for name in COUNTED]
@@ -108,11 +109,11 @@ def token_metrics(sums: Iterable[Any], *, dual_clipped: bool = False) -> dict[st
 
 def metrics_of(sums: Mapping[str, Any], metrics: Iterable[Metric]) -> dict[str, Any]:
     """Returns those of the metrics for which all sums are given, by name, as `token_metrics` does."""
-    means = {
-        metric.key: metric.of(*(sums[name] for name in metric.sums))
-        for metric in metrics
-        if metric.over is Over.TOKENS and all(name in sums for name in metric.sums)
-    }
+    means = {}
+    for metric in metrics:
+        if metric.over is Over.TOKENS and all(name in sums for name in metric.sums):
+            own_sums = [sums[name] for name in metric.sums]
+            means[metric.key] = metric.of(*own_sums)
     # `with_ratios_of_sums` needs these over the whole mini-batch.
     carried = {key: sums[name] for key, name in SUM_KEYS.items() if name in sums}
     return {TOKENS: sums[TOKENS], **means, **carried}
@@ -128,16 +129,26 @@ def with_ratios_of_sums(metrics: dict[str, list[float]]) -> dict[str, list[float
     result = {key: values for key, values in metrics.items() if key not in SUM_KEYS}
     for metric in OF_TOKENS:
         if metric.over is Over.UPDATE and all(name in sums for name in metric.sums):
-            of_updates = zip(*(sums[name] for name in metric.sums), strict=True)
-            result[metric.key] = [metric.of(*means) for means in of_updates]
+            own_sums = [sums[name] for name in metric.sums]
+            # In each update there is one value of each of the metric's sums.
+            result[metric.key] = [metric.of(*of_update) for of_update in zip(*own_sums, strict=True)]
     return result
 
 
 def to_host(*groups: dict[str, Tensor]) -> list[dict[str, float]]:
-    """Groups of 0-d tensors of one device, by their names, as Python floats: moved to the host in one transfer."""
+    """Moves groups of 0-d tensors of one device to the host in one transfer.
+
+    Args:
+        groups: each from a name to a tensor.
+
+    Returns:
+        The same groups, with Python floats in the place of the tensors.
+    """
     tensors = [tensor.to(torch.float64) for group in groups for tensor in group.values()]
-    numbers = iter(torch.stack(tensors).tolist() if tensors else [])
-    return [{name: next(numbers) for name in group} for group in groups]
+    if not tensors:
+        return [{} for _ in groups]
+    floats = iter(torch.stack(tensors).tolist())
+    return [{name: next(floats) for name in group} for group in groups]
 
 
 def with_updates(metrics: dict[str, list[Any]], method: Method) -> dict[str, list[Any]]:
@@ -149,15 +160,14 @@ def with_updates(metrics: dict[str, list[Any]], method: Method) -> dict[str, lis
         metrics: from metric key to its value in each update.
     """
     empty = torch.zeros(method.statistics_size + method.second_statistics_size, dtype=torch.float64)
-    own = {
-        name: metrics[key]
-        for _, members in declared(method, method.metrics(empty, method.decide(empty)))
-        for name in members
-        if (key := f"clipx/{name}") in metrics
-    }
-    if not own:
+    of_method = {}
+    for _, members in declared(method, method.metrics(empty, method.decide(empty))):
+        for name in members:
+            if f"clipx/{name}" in metrics:
+                of_method[name] = metrics[f"clipx/{name}"]
+    if not of_method:
         return metrics
-    return metrics | {f"clipx/{name}": [value] for name, value in method.over_updates(own).items()}
+    return metrics | {f"clipx/{name}": [value] for name, value in method.over_updates(of_method).items()}
 
 
 # What begins the keys of metrics that belong to a rollout batch whatever its passes are.
@@ -165,7 +175,15 @@ OF_ROLLOUT_BATCH = ("perf/", *(floor.log_ratio.key.removesuffix("log_ratio") for
 
 
 def merged_passes(passes: dict[str | None, dict[str, list[Any]]]) -> dict[str, list[Any]]:
-    """The metrics of all passes together, and of each under its name; a single pass has the name None."""
+    """Returns the metrics of a rollout batch that is trained in several passes.
+
+    Args:
+        passes: from a pass's name to its metrics, each with its value in each update; a single pass has the name None.
+
+    Returns:
+        Under its own key each metric with the values of all passes, and besides, under `clipx/<pass>/<key>`, with those
+        of each pass alone. The metrics of a single pass are returned as they are.
+    """
     if len(passes) == 1:
         return next(iter(passes.values()))
     merged: dict[str, list[Any]] = {}
@@ -178,11 +196,13 @@ def merged_passes(passes: dict[str | None, dict[str, list[Any]]]) -> dict[str, l
 
 
 def with_age(metrics: dict[str, list[Any]], *, shown: bool) -> dict[str, list[Any]]:
-    """Turns the sum of the tokens' ages into their mean.
+    """Turns the sums of the tokens' ages into their means.
 
     Args:
-        metrics: from metric key to its value in each update; the sum is divided by the mini-batch's tokens.
-        shown: whether the run has had a sample of older weights; before that, the mean is left out.
+        metrics: from metric key to its value in each update; the sums are divided by the mini-batch's tokens.
+        shown: whether the run has had a sample of older weights; before that, the means are left out.
     """
-    result = {key: values for key, values in metrics.items() if key != VERSIONS_SUM}
-    return result | {VERSIONS.key: metrics[VERSIONS_SUM]} if shown and VERSIONS_SUM in metrics else result
+    result = {key: values for key, values in metrics.items() if key not in AGE_SUMS}
+    if shown:
+        result |= {name: metrics[key] for key, name in AGE_SUMS.items() if key in metrics}
+    return result

@@ -45,11 +45,11 @@ OF_GRADIENT_ALONE = (
     replace(GRADIENT_MASS["M"], meaning=IN_MIDDLE, sums=(*GRADIENT_MASS["M"].sums, OBSERVED_SUMS[3])),
 )
 
-# Every metric of an observed loss.
+_REPLACED = {metric.name for metric in OF_GRADIENT_ALONE}
+
+# Every metric of an observed loss: those above, and the shared metrics of other names.
 OBSERVED_METRICS = OF_GRADIENT_ALONE + tuple(
-    metric
-    for metric in OF_TOKENS
-    if not metric.logged_as and metric.name not in {own.name for own in OF_GRADIENT_ALONE}
+    metric for metric in OF_TOKENS if not metric.logged_as and metric.name not in _REPLACED
 )
 
 
@@ -82,7 +82,9 @@ def observed_sums(inputs: Inputs, gradient: Tensor, bounds: Bounds, by_sequence:
 
 def bounded_of(t: Tokens, by_sequence: bool) -> Tensor:
     """Returns each token's ratio or, where the loss clips by sequence, the exponential of its mean log-ratio."""
-    return t.sequence_mean(t.log_prob - t.old_log_prob).exp() if by_sequence else t.ratio
+    if by_sequence:
+        return t.sequence_mean(t.log_prob - t.old_log_prob).exp()
+    return t.ratio
 
 
 def observed_metrics(sums: Tensor) -> dict[str, Tensor]:

@@ -39,7 +39,8 @@ def token_trace(method: Method, applied: Applied, factor: Tensor | float) -> Tok
     Args:
         factor: of verl's rollout correction and of entropy selection on F, broadcastable to (sequences, length).
     """
-    return _trace(applied.tokens, method.bounded(applied.tokens), applied.bounds, applied.weight * factor)
+    bounded = method.bounded(applied.tokens)
+    return _trace(applied.tokens, bounded, applied.bounds, applied.weight * factor)
 
 
 def observed_token_trace(
@@ -53,10 +54,21 @@ def observed_token_trace(
     """
     t = tokens_of(inputs, LARGEST_LOG_RATIO)
     weighted = -gradient.to(t.ratio.dtype) / share
-    return _trace(t, bounded_of(t, by_sequence), bounds, where(t.advantages != 0, weighted / t.advantages, 0.0))
+    weight = where(t.advantages != 0, weighted / t.advantages, 0.0)
+    return _trace(t, bounded_of(t, by_sequence), bounds, weight)
 
 
 def _trace(t: Tokens, bounded: Tensor, bounds: Bounds, weight: Tensor) -> TokenTrace:
+    """Returns the trace of these numbers, each with one value per token."""
     # Bounds may be numbers, and values for whole sequences are (sequences, 1).
-    each = (torch.zeros_like(t.ratio) + values for values in (bounded, *bounds, weight))
-    return TokenTrace(t.log_prob, t.old_log_prob, t.ratio, t.advantages, *each)
+    for_each_token = torch.zeros_like(t.ratio)
+    return TokenTrace(
+        log_prob=t.log_prob,
+        old_log_prob=t.old_log_prob,
+        ratio=t.ratio,
+        advantage=t.advantages,
+        bounded=for_each_token + bounded,
+        low=for_each_token + bounds.low,
+        high=for_each_token + bounds.high,
+        weight=for_each_token + weight,
+    )

@@ -11,6 +11,7 @@ from torch import Tensor
 from verl_clipx.losses.base.method import described, register
 from verl_clipx.losses.base.parameters import Allowed, boolean, integer, number, only, optional, parameter
 from verl_clipx.losses.base.tokens import OPTIONAL, Tokens
+from verl_clipx.losses.base.width import Width
 from verl_clipx.losses.methods import Bounds, FixedBounds, Method
 
 GradientWeight = TypeVar("GradientWeight", bound=Callable[..., Any])
@@ -35,16 +36,20 @@ def register_loss(
     unconstrained_weight: bool = False,
     by_sequence: bool = False,
     by_batch: bool = False,
+    formula: tuple[str, ...] = (),
+    symbols: str = "",
+    bounds_width: Width | None = None,
 ) -> Callable[[GradientWeight], GradientWeight]:
     """Registers a gradient weight as a policy loss with everything that the built-in losses have.
 
-    The function asks by name for what it needs of the tokens: ratio, advantages, log_prob, old_log_prob and entropy (of
-    the current policy, in nats), each (sequences, length) and detached, and the clip bounds, which are constants
-    (clip_low, clip_high); subclass a method for others. It returns F with
-    dJ/dlog_prob = F*A per token. Its keyword-only parameters (numbers, booleans or text with defaults) become
-    parameters under the clipx node, of the kind of their default. Use it with `+clipx=custom
-    clipx.function=package.module:name`. A mistake raises an error only when the loss is used, so that the other losses
-    of its module still work.
+    The decorated function returns F of every token, with dJ/dlog_prob = F*A. It asks by name for what it needs of the
+    tokens: ratio, advantages, log_prob, old_log_prob and entropy (of the current policy, in nats), each (sequences,
+    length) and detached. It may ask for `bounds` too, which are the constants clip_low and clip_high; for other bounds
+    subclass a method. Its keyword-only parameters (numbers, booleans or text with defaults) become parameters under
+    the clipx node, of the kind of their default.
+
+    Use it with `+clipx=custom clipx.function=package.module:name`. A mistake raises an error only when the loss is
+    used, so that the other losses of its module still work.
 
     Args:
         name: the loss is `clipx_<name>` in verl's registry.
@@ -53,30 +58,42 @@ def register_loss(
         by_sequence: whether F of a token depends on the other tokens of its sequence.
         by_batch: whether F of a token depends on the other sequences of its micro-batch. The contract then compares it
             neither over micro-batches nor over sizes of the advantages.
+        formula: how a run describes the bounds, as `Method.formula`; empty: by clip_low and clip_high.
+        symbols: what the symbols in `formula` stand for, as `Method.symbols`.
+        bounds_width: lets `+clipx/hold` solve for the bounds that the function gets; None: it refuses the loss.
 
     Returns:
         A decorator that returns the function unchanged.
     """
 
     def decorate(gradient_weight: GradientWeight) -> GradientWeight:
-        flags = dict(unconstrained_weight=unconstrained_weight, by_sequence=by_sequence, by_batch=by_batch)
+        attributes = dict(
+            unconstrained_weight=unconstrained_weight,
+            by_sequence=by_sequence,
+            by_batch=by_batch,
+            formula=formula,
+            symbols=symbols,
+            bounds_width=bounds_width,
+        )
         try:
-            made = method_class(name, gradient_weight, **flags)
+            method_or_error = method_class(name, gradient_weight, **attributes)
         except ValueError as error:
-            made = error
-        DECORATED[described(gradient_weight)] = made
+            method_or_error = error
+        DECORATED[described(gradient_weight)] = method_or_error
         return gradient_weight
 
     return decorate
 
 
-def method_class(name: str, gradient_weight: Callable[..., Any], **flags: bool) -> type[Method]:
+def method_class(name: str, gradient_weight: Callable[..., Any], **attributes: Any) -> type[Method]:
     """The method that a decorated function stands for; the arguments are those of `register_loss`.
 
     Raises:
-        ValueError: the function's signature or a default does not fit.
+        ValueError: the function's signature, a default or the width of its bounds does not fit.
     """
-    signature, fields, own = inspect.signature(gradient_weight).parameters, [], []
+    signature = inspect.signature(gradient_weight).parameters
+    fields = []
+    own_parameters = []
     if has_signature_of_verls(gradient_weight):
         raise ValueError(f"register_loss({name!r}): {returns_a_loss(gradient_weight)}")
     inherited = {field.name: field.metadata for field in dataclasses.fields(FixedBounds)}
@@ -91,18 +108,24 @@ def method_class(name: str, gradient_weight: Callable[..., Any], **flags: bool) 
                 f"for {', '.join(OFFERED)}. If {key} is a parameter, make it keyword-only with a default: *, "
                 f"{key}=1.0. For statistics, or other fields of the tokens, subclass verl_clipx.Method."
             )
-        own.append(key)
+        own_parameters.append(key)
         # A parameter that the bounds have too keeps their range, with the function's default.
-        known = inherited.get(key)
-        allowed = allowed_like(given.default, given.annotation) if known is None else known["allowed"]
-        meaning = f"of {described(gradient_weight)}" if known is None else known["meaning"]
+        if key in inherited:
+            allowed = inherited[key]["allowed"]
+            meaning = inherited[key]["meaning"]
+        else:
+            allowed = allowed_like(given.default, given.annotation)
+            meaning = f"of {described(gradient_weight)}"
         fields.append((key, type(given.default), parameter(given.default, allowed, meaning)))
+    reject_held_parameters(name, gradient_weight, attributes.get("bounds_width"), own_parameters)
 
     def weight(self: Method, t: Tokens, bounds: Bounds) -> Tensor:
-        ratio = t.free_ratio if "log_ratio_clamp" in own else t.ratio
+        """Call the function with what it asks for, and with its own parameters as this method has them."""
+        ratio = t.free_ratio if "log_ratio_clamp" in own_parameters else t.ratio
         offered = {**t._asdict(), "ratio": ratio, "bounds": bounds}
         asked_for = {key: offered[key] for key in OFFERED if key in signature}
-        return gradient_weight(**asked_for, **{key: getattr(self, key) for key in own})
+        parameters = {key: getattr(self, key) for key in own_parameters}
+        return gradient_weight(**asked_for, **parameters)
 
     namespace = {
         "__doc__": inspect.getdoc(gradient_weight) or "A gradient weight of your own.",
@@ -110,15 +133,29 @@ def method_class(name: str, gradient_weight: Callable[..., Any], **flags: bool) 
         "__qualname__": gradient_weight.__qualname__,
         "gradient_weight": weight,
         "asks_for": tuple(name for name in OPTIONAL if name in {*OFFERED} & signature.keys()),
-        **flags,
+        **attributes,
         "loss_value": Method.loss_value,
     }
-    made = dataclasses.make_dataclass(
-        name, fields, bases=(FixedBounds if has_bounds else Method,), namespace=namespace, frozen=True, kw_only=True
-    )
-    made.__module__ = gradient_weight.__module__
-    register(made, name)
-    return made
+    base = FixedBounds if has_bounds else Method
+    method = dataclasses.make_dataclass(name, fields, bases=(base,), namespace=namespace, frozen=True, kw_only=True)
+    method.__module__ = gradient_weight.__module__
+    register(method, name)
+    return method
+
+
+def reject_held_parameters(
+    name: str, gradient_weight: Callable[..., Any], width: Width | None, own_parameters: list[str]
+) -> None:
+    """Raises a ValueError if a function takes the bounds that `+clipx/hold` would set as parameters of its own."""
+    if width is None:
+        return
+    held_parameters = [key for key in width.parameters if key in own_parameters]
+    if held_parameters:
+        held = " and ".join(held_parameters)
+        raise ValueError(
+            f"register_loss({name!r}): {described(gradient_weight)} takes {held} itself, so that it would not follow a "
+            "held target. Take `bounds` instead, or leave bounds_width out."
+        )
 
 
 def has_signature_of_verls(function: Any) -> bool:
@@ -147,7 +184,10 @@ def returns_a_loss(function: Callable[..., Any]) -> str:
 
 
 def allowed_like(default: Any, annotation: Any) -> Allowed:
-    """Values of a default's kind: text, booleans, or numbers, only whole ones if the annotation is int; null for None.
+    """Returns which values a parameter may take: those of the kind of its default.
+
+    A text allows any text, a boolean both booleans, and a number any number, or only whole ones if the annotation is
+    int. None allows null besides the numbers.
 
     Raises:
         ValueError: the default is of another type.
@@ -166,13 +206,13 @@ def allowed_like(default: Any, annotation: Any) -> Allowed:
 
 
 def as_written(value: Any) -> int | float:
-    """A number that float32 holds, unchanged; raises a ValueError for what is none."""
+    """Returns a number unchanged; raises a ValueError for anything that is not a number that float32 holds."""
     ANY.convert(value)
     return value
 
 
 def load_method(function: str) -> type[Method]:
-    """A user's method.
+    """Imports a user's method.
 
     Args:
         function: `package.module:name` of a class or of a decorated function; the module is imported.
@@ -180,7 +220,10 @@ def load_method(function: str) -> type[Method]:
     Raises:
         ValueError: `function` is not of that form, cannot be imported, or is not a usable method.
     """
-    module_name, _, attribute = function.partition(":") if isinstance(function, str) else ("", "", "")
+    module_name = ""
+    attribute = ""
+    if isinstance(function, str):
+        module_name, _, attribute = function.partition(":")
     if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
         raise ValueError(
             f"clipx.function={function!r}: write it as package.module:name. For a file my_losses.py write "
@@ -203,8 +246,9 @@ def load_method(function: str) -> type[Method]:
 
 
 def method_of(loaded: Any) -> type[Method]:
-    """The method of a class or of a decorated function; raises a ValueError if it is neither, or not usable."""
-    method = loaded if isinstance(loaded, type) and issubclass(loaded, Method) else DECORATED.get(described(loaded))
+    """Returns the method of a class or of a decorated function; raises a ValueError if it is neither, or not usable."""
+    is_method = isinstance(loaded, type) and issubclass(loaded, Method)
+    method = loaded if is_method else DECORATED.get(described(loaded))
     if method is None and has_signature_of_verls(loaded):
         raise ValueError(returns_a_loss(loaded))
     if method is None:
@@ -221,6 +265,8 @@ def method_of(loaded: Any) -> type[Method]:
             f'class {method.__name__}(Method, name="…").'
         )
     reject_unusable_fields(method)
+    reject_unusable_formula(method)
+    reject_unusable_width(method)
     return method
 
 
@@ -237,4 +283,42 @@ def reject_unusable_fields(method: type[Method]) -> None:
         if "allowed" not in field.metadata:
             raise ValueError(
                 f"{described(method)}: write {field.name} = verl_clipx.parameter(default, allowed, meaning)."
+            )
+
+
+def reject_unusable_formula(method: type[Method]) -> None:
+    """Raises a ValueError for a formula from which no run can be described, with what to do."""
+    formula = method.formula
+    symbols = method.symbols
+    if isinstance(formula, property) or isinstance(symbols, property):
+        # It depends on the parameters' values.
+        return
+    if not isinstance(formula, tuple) or len(formula) == 1:
+        raise ValueError(
+            f"{described(method)}: formula={formula!r} must be a tuple of texts: the lower bound, empty for none, the "
+            "upper bound, and any equations for what is in them."
+        )
+    values = {field.name: "" for field in dataclasses.fields(method)}
+    for text in (*formula, symbols):
+        try:
+            text.format(**values)
+        except (LookupError, ValueError) as error:
+            raise ValueError(
+                f"{described(method)}: the text {text!r} of its formula or symbols cannot be filled in "
+                f"({type(error).__name__}: {error}). In braces write one of the parameters {', '.join(values)}; write "
+                "a brace that is meant as one twice."
+            ) from error
+
+
+def reject_unusable_width(method: type[Method]) -> None:
+    """Raises a ValueError if the bounds_width of a method names parameters that it does not have, with what to do."""
+    width = method.bounds_width
+    if width is None:
+        return
+    names = {field.name for field in dataclasses.fields(method)}
+    for name in (*width.parameters, *dict(width.only_with)):
+        if name not in names:
+            raise ValueError(
+                f"{described(method)}: bounds_width names {name}, which is not one of its parameters. Name the "
+                "parameters that bound the weight, or leave bounds_width out."
             )

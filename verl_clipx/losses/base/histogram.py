@@ -63,9 +63,9 @@ def first_reaching(counts: Tensor, share: float) -> tuple[Tensor, Tensor]:
 # A bucket is at most 1.6 % wide, and float32 holds every edge exactly.
 PER_OCTAVE = 64
 
-# Squares are added in whole numbers of 2^-24: sums of whole numbers don't depend on their order, and those of a bucket
-# fit into the 53 bits of a float64: of 2^23 tokens with a distance of 8, of 2^17 with LARGEST.
-UNITS = 2.0**24
+# Squares are added in whole numbers of a unit of 2^-24: sums of whole numbers don't depend on their order, and those of
+# a bucket fit into the 53 bits of a float64: of 2^23 tokens with a distance of 8, of 2^17 with LARGEST.
+UNITS_IN_ONE = 2.0**24
 
 # Squares of larger distances are taken to be its square.
 LARGEST = 64.0
@@ -102,20 +102,21 @@ class Octaves(NamedTuple):
         first = (127 + self.lowest) * PER_OCTAVE - 1
         return ((bits >> 17) - first).clamp(0, self.buckets - 1)
 
-    def sums(self, x: Tensor, counted: Tensor) -> Tensor:
-        """For each bucket of |x|: the number of tokens that count, and the sum of their squares.
+    def counts_and_squares(self, x: Tensor, counted: Tensor) -> Tensor:
+        """Returns, for each bucket of |x|, the number of tokens that count, and the sum of their squares.
 
         Args:
             x: float32 or float64, (sequences, length); what does not count may be any number but NaN.
             counted: bool, (sequences, length).
 
         Returns:
-            (2 * buckets,), float64, additive and exact in any order: the numbers before the sums.
+            (2 * buckets,), float64, additive and exact in any order: the counts, then the sums of squares. A token
+            farther than LARGEST counts in its own bucket, with the square of LARGEST.
         """
-        squares = (where(counted, x, 0.0).clamp(-LARGEST, LARGEST).square() * UNITS).round()
-        bucket = self.bucket_of(x).to(int64)
-        # As one sequence: the sums of each would take more memory than the tokens.
-        numbers, sums = (
-            whole_sums(bucket.view(1, -1), values.view(1, -1), self.buckets) for values in (counted, squares)
-        )
-        return cat([numbers, sums / UNITS], 1).squeeze(0)
+        # In one expression, so that no step of it outlives its use.
+        squares_in_units = (where(counted, x, 0.0).clamp(-LARGEST, LARGEST).square() * UNITS_IN_ONE).round()
+        # All tokens as one sequence: sums of each sequence would take more memory than the tokens.
+        bucket = self.bucket_of(x).to(int64).view(1, -1)
+        counts = whole_sums(bucket, counted.view(1, -1), self.buckets)
+        sums_in_units = whole_sums(bucket, squares_in_units.view(1, -1), self.buckets)
+        return cat([counts, sums_in_units / UNITS_IN_ONE], 1).squeeze(0)

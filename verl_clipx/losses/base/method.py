@@ -23,6 +23,7 @@ from verl_clipx.losses.base.parameters import (
 from verl_clipx.losses.base.refusal import Refusal, did_you_mean
 from verl_clipx.losses.base.shared_metrics import METRICS
 from verl_clipx.losses.base.tokens import Tokens
+from verl_clipx.losses.base.width import Width
 
 # Ratios saturate at a log-ratio of 42.6 in float32 (tokens.py), so that a larger clamp would clamp nothing.
 LARGEST_CLAMP = 40.0
@@ -35,7 +36,8 @@ LARGEST_CAP = 1e6
 
 # Clip bounds on the ratio of a token. Those on a sequence's ratio, which stays close to 1, would be unusual here, and
 # so would 0.2 for 0.8.
-USUAL_LOW, USUAL_HIGH = (0.5, 0.99), (1.01, 10.0)
+USUAL_LOW = (0.5, 0.99)
+USUAL_HIGH = (1.01, 10.0)
 
 METHODS: dict[str, type["Method"]] = {}
 
@@ -109,6 +111,10 @@ class Method:
     # empty for none, the upper one, and equations for what is in them. A {parameter} stands for its value.
     bounds_on: ClassVar[str] = "ratio"
     formula: ClassVar[tuple[str, ...]] = ()
+    # What the symbols in `formula` stand for, in words. A {parameter} stands for its value here too.
+    symbols: ClassVar[str] = ""
+    # What the bounds are a width of, so that a target can be held (`losses.modifiers.hold`); None: they can hold none.
+    bounds_width: ClassVar[Width | None] = None
     # The parameters whose place a held target takes (`losses.modifiers.hold`).
     solved_parameters: ClassVar[tuple[str, ...]] = ()
     # The bound on the ratio of tokens with A < 0. A method that has one makes it a parameter; no annotation here, which
@@ -288,7 +294,8 @@ def limit_parameter(default: float | None, meaning: str, source: str, verl: Verl
 
 def not_above(method: Any, low: str, high: str) -> None:
     """Raises a Refusal if a method's parameter `low` is above its parameter `high`; null is above or below nothing."""
-    first, second = getattr(method, low), getattr(method, high)
+    first = getattr(method, low)
+    second = getattr(method, high)
     if first is not None and second is not None and first > second:
         raise Refusal(f"{NODE}.{low}", first, f"must not be above {NODE}.{high}={second:g}")
 
@@ -299,7 +306,9 @@ def register(method: type[Method], name: str, source: str = "") -> None:
     If a module is imported again, its copy replaces the first one. If another class has the name, this one is not
     registered and cannot be built.
     """
-    method.name, method.source, method.refused = name, source or described(method), None
+    method.name = name
+    method.source = source or described(method)
+    method.refused = None
     wrong = [f"{described(method)}: {sentence}. Rename it." for sentence in wrong_names(method.logs, METRICS)]
     if wrong:
         method.refused = ValueError("\n".join(wrong))

@@ -93,7 +93,8 @@ def same_key(one: Metric, other: Metric) -> bool:
 
 def wrong_names(own: Iterable[Metric], shared: Iterable[Metric]) -> Iterator[str]:
     """Yields a sentence for each mistake in the names of a method's own metrics."""
-    own, shared = list(own), list(shared)
+    own = list(own)
+    shared = list(shared)
     for metric in own:
         name = metric.name
         others = [other for other in (*shared, *own) if other is not metric]

@@ -144,9 +144,11 @@ class Conversion(NamedTuple):
 
 UNCHANGED = Conversion(lambda x: x, "x")
 # Rounded, so that 1 - 0.2 is exactly 0.8.
-BELOW_ONE, ABOVE_ONE = Conversion(lambda x: round(1 - x, 12), "1 − x"), Conversion(lambda x: round(1 + x, 12), "1 + x")
+BELOW_ONE = Conversion(lambda x: round(1 - x, 12), "1 − x")
+ABOVE_ONE = Conversion(lambda x: round(1 + x, 12), "1 + x")
 # From a width on the log-ratio.
-BELOW_ZERO, ABOVE_ZERO = Conversion(lambda x: math.exp(-x), "exp(−x)"), Conversion(math.exp, "exp(x)")
+BELOW_ZERO = Conversion(lambda x: math.exp(-x), "exp(−x)")
+ABOVE_ZERO = Conversion(math.exp, "exp(x)")
 
 
 class VerlKey(NamedTuple):
@@ -167,7 +169,10 @@ class VerlKey(NamedTuple):
 
 # How a parameter limits the gradient weight: as a lower or upper bound on what `Method.bounded` returns, or as a limit
 # beside the bounds. Another word names what it shapes, such as "penalty". A guard acts on extreme numbers alone.
-LOW, HIGH, BESIDE, GUARD = "low", "high", "beside", "guard"
+LOW = "low"
+HIGH = "high"
+BESIDE = "beside"
+GUARD = "guard"
 
 LOWER_WIDTH = VerlKey(("clip_ratio_low",), BELOW_ONE, "clip_ratio")
 UPPER_WIDTH = VerlKey(("clip_ratio_high",), ABOVE_ONE, "clip_ratio")

@@ -68,7 +68,8 @@ class WithPull(Method):
         return super().gradient_weight(t, bounds)
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        A, own = t.advantages, self.own_weight(t, bounds)
+        A = t.advantages
+        own = self.own_weight(t, bounds)
         return where(A == 0, own, own - self.pull_on(t, bounds)[1] / where(A == 0, 1.0, A))
 
     def gradient(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:

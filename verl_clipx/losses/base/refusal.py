@@ -22,7 +22,11 @@ class Refusal(ValueError):
     def __init__(self, key: str, value: Any, reason: str, advice: str = "", others: tuple["Refusal", ...] = ()):
         # Positional, so that the error survives pickling on its way out of a Ray worker.
         super().__init__(key, value, reason, advice, others)
-        self.key, self.value, self.reason, self.advice, self.others = key, value, reason, advice, others
+        self.key = key
+        self.value = value
+        self.reason = reason
+        self.advice = advice
+        self.others = others
 
     def __repr__(self) -> str:
         # Hydra shows an error by its repr.

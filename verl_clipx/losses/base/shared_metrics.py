@@ -13,7 +13,8 @@ from verl_clipx.losses.base.metric import Metric, Over
 
 REGIONS = ("LN", "HP", "LP", "HN", "M")
 # The middle region, split by the advantage's sign.
-NEGATIVE_M, POSITIVE_M = "mass/M, A < 0", "mass/M, A > 0"
+NEGATIVE_M = "mass/M, A < 0"
+POSITIVE_M = "mass/M, A > 0"
 
 
 def effective_sample_size(ratio: float, squared_ratio: float) -> float:
@@ -28,7 +29,7 @@ def effective_sample_size(ratio: float, squared_ratio: float) -> float:
     return ratio**2 / squared_ratio if squared_ratio != 0 else 0.0
 
 
-# In the order of their declarations, which is that of docs/metrics.md.
+# In the order of their declarations, in which `clipx metrics` lists those of a section.
 METRICS: list[Metric] = []
 
 
@@ -167,6 +168,26 @@ FLOOR_RECUT = declare_floor(
 FLOORS = (FLOOR, FLOOR_RECUT)
 
 HEALTH = partial(declare, over=Over.ROLLOUT_BATCH, section="Health")
+ALIKE_PROMPTS = HEALTH(
+    "health/alike_prompts",
+    "share of the prompts with several samples whose samples all score alike; unless the loss has another term, they "
+    "teach nothing",
+    "fraction of prompts",
+    logged_as="health/alike_prompts",
+)
+CUT_RESPONSES = HEALTH(
+    "health/cut_responses",
+    "share of the responses with `data.max_response_length` tokens, or as many as `rollout.max_model_len` leaves "
+    "beside the prompt. (verl's `response_length/clip_ratio`: as many as the batch's longest response.)",
+    "fraction of responses",
+    logged_as="health/cut_responses",
+)
+UNDECIDED = HEALTH(
+    "health/undecided",
+    "share of the responses on which the verifier has no verdict; logged if the reward returns `undecided`",
+    "fraction of responses",
+    logged_as="health/undecided",
+)
 # By what is not finite. The trainer's process logs these, so that `observe` has them too.
 NOT_FINITE = {
     name: HEALTH(
@@ -192,26 +213,6 @@ NOT_FINITE_RANK = HEALTH(
     "backward pass through the model; the rank's output names field and prompt",
     "rank",
 )
-ALIKE_PROMPTS = HEALTH(
-    "health/alike_prompts",
-    "share of the prompts with several samples whose samples all score alike; unless the loss has another term, they "
-    "teach nothing",
-    "fraction of prompts",
-    logged_as="health/alike_prompts",
-)
-UNDECIDED = HEALTH(
-    "health/undecided",
-    "share of the responses on which the verifier has no verdict; logged if the reward returns `undecided`",
-    "fraction of responses",
-    logged_as="health/undecided",
-)
-CUT_RESPONSES = HEALTH(
-    "health/cut_responses",
-    "share of the responses with `data.max_response_length` tokens, or as many as `rollout.max_model_len` leaves "
-    "beside the prompt. (verl's `response_length/clip_ratio`: as many as the batch's longest response.)",
-    "fraction of responses",
-    logged_as="health/cut_responses",
-)
 
 OF_RUN = partial(declare, unit="fraction of tokens", over=Over.TOKENS, section="The run")
 RUN = partial(declare, over=Over.ROLLOUT_BATCH, section="The run")
@@ -236,8 +237,8 @@ RECEIPT_FAILED = RUN(
 )
 STANDARD_ERROR = RUN(
     "critic/score/standard_error",
-    "standard error of verl's `critic/score/mean`, over prompts; logged in every run with a clipx node, and "
-    "without the prefix `actor/`",
+    "standard error of verl's `critic/score/mean`, over prompts; logged in every run with the plugin, and without "
+    "the prefix `actor/`",
     "score",
     logged_as="critic/score/standard_error",
 )
@@ -289,6 +290,13 @@ VERSIONS = RUN(
     "staleness/versions",
     "mean age of the tokens in weight versions, which is the number of rollout batches trained since their sequence's "
     "last token was sampled; logged from the run's first sample on that is older than 0",
+    "weight versions",
+    chart="age of the samples",
+)
+VERSIONS_FIRST = RUN(
+    "staleness/versions_first",
+    "the same since their sequence's first token was sampled: higher where generations were interrupted and resumed "
+    "with newer weights",
     "weight versions",
     chart="age of the samples",
 )

@@ -46,7 +46,7 @@ class Tokens(NamedTuple):
         mask: bool, (sequences, length): the response's tokens; for statistics, those that count.
         log_ratio, ratio: of the current to the old policy, the log-ratio clamped to +-log_ratio_clamp.
         free_ratio: the ratio without that clamp, within the range of the dtype.
-        live: bool: the clamp did not act, so that the clamped ratio passes a gradient.
+        unclamped: bool, (sequences, length): where the clamp did not act, so that the clamped ratio passes a gradient.
         rollout_log_prob: under the policy that sampled; only for a method that asks for it.
         entropy: of the current policy in nats; only for a method that asks for it.
         group: int64, (sequences,): equal numbers for the responses to one prompt, which may be split over micro-batches
@@ -60,7 +60,7 @@ class Tokens(NamedTuple):
     log_ratio: Tensor
     ratio: Tensor
     free_ratio: Tensor
-    live: Tensor
+    unclamped: Tensor
     rollout_log_prob: Tensor | None = None
     entropy: Tensor | None = None
     group: Tensor | None = None
@@ -127,7 +127,8 @@ def tokens_of(inputs: Inputs, log_ratio_clamp: float | None) -> Tokens:
         log_ratio_clamp: the log-ratio is clamped to +-this (verl uses 20); None: it is clamped only where the ratio or
             its square would overflow.
     """
-    dtype, mask = compute_dtype(inputs.log_prob.dtype), inputs.mask
+    dtype = compute_dtype(inputs.log_prob.dtype)
+    mask = inputs.mask
 
     def inside(values: Tensor | None) -> Tensor | None:
         return None if values is None else where(mask, values.detach().to(dtype), 0.0)
@@ -136,7 +137,8 @@ def tokens_of(inputs: Inputs, log_ratio_clamp: float | None) -> Tokens:
     optional = inside(inputs.rollout_log_prob), inside(inputs.entropy), inputs.group
     free = saturate(current - old)
     free_ratio = free.exp()
-    log_ratio, ratio = free, free_ratio
+    log_ratio = free
+    ratio = free_ratio
     if log_ratio_clamp is not None:
         log_ratio = free.clamp(-log_ratio_clamp, log_ratio_clamp)
         ratio = free_ratio.clamp(math.exp(-log_ratio_clamp), math.exp(log_ratio_clamp))

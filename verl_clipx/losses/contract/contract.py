@@ -3,7 +3,7 @@
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from verl_clipx.losses.contract.examples import (
     spoiled,
 )
 from verl_clipx.losses.contract.fresh import NoAnswer, in_a_copy
-from verl_clipx.losses.contract.without_values import WithoutValues, first_sentence
+from verl_clipx.losses.contract.without_values import COPIED, WithoutValues, first_sentence
 from verl_clipx.losses.methods import Method
 from verl_clipx.losses.modifiers import AdvantageReweighting, Shaping
 
@@ -39,10 +39,19 @@ def inputs_of(method: Method, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def evaluate(
     method: Method, statistics: Tensor | None = None, shaping: Shaping | None = None, **tensors: Tensor | None
 ) -> Applied:
-    """Applies a method to `Inputs` of these tensors; statistics: those behind the bounds, None: the tokens' own."""
+    """Applies a method to the tokens of a mini-batch.
+
+    Args:
+        method: what is applied.
+        statistics: those that the bounds follow from; None: those of these tokens.
+        shaping: what changes the advantages first; None: nothing.
+        tensors: the fields of `Inputs`.
+    """
     inputs = Inputs(**tensors)
-    own = token_statistics(method, shaping, inputs) if statistics is None else statistics
-    return apply(method, shaping, inputs, method.decide(own))._replace(statistics=own)
+    if statistics is None:
+        statistics = token_statistics(method, shaping, inputs)
+    applied = apply(method, shaping, inputs, method.decide(statistics))
+    return applied._replace(statistics=statistics)
 
 
 def gradient(method: Method, tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Applied, Tensor]:
@@ -63,8 +72,13 @@ def gradient(method: Method, tensors: dict[str, Tensor], statistics: Tensor | No
     return result, inputs["log_prob"].grad
 
 
-def tried(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Tensor], Tensor | None]]:
-    """Mini-batches by name, with the statistics of another one that the bounds follow from, or None for their own."""
+def batches_to_try(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Tensor], Tensor | None]]:
+    """Yields mini-batches that reach every part of a weight.
+
+    Yields:
+        A mini-batch's name, its tensors, and the statistics that the bounds follow from. They are those of a usual
+        mini-batch where the ratios are chosen by its bounds, and otherwise None, which means those of the mini-batch.
+    """
     usual = evaluate(method, **inputs_of(method, example(dtype)))
     yield "every ratio within the usual bounds", every_ratio(dtype), usual.statistics
     yield "ratios at the usual bounds", examples.at_bounds(usual.bounds, dtype), usual.statistics
@@ -77,7 +91,10 @@ ROUNDING = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-4, 1e-6)}
 
 
 def close(first: Tensor, second: Tensor, rtol: float = 0.0, atol: float = 0.0) -> Tensor:
-    """Returns where numbers agree; NaN agrees with NaN, because only `finite_for_every_finite_input` is about it."""
+    """Returns where numbers agree.
+
+    NaN agrees with NaN, because a check of its own, `finite_for_every_finite_input`, finds it.
+    """
     return torch.isclose(first, second, rtol=rtol, atol=atol, equal_nan=True)
 
 
@@ -87,7 +104,7 @@ def require(condition: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def require_none(wrong: Tensor, message: str, *of: Tensor) -> None:
+def require_none(wrong: Tensor, message: str, *tensors: Tensor) -> None:
     """Raises AssertionError if any token is wrong.
 
     Args:
@@ -96,18 +113,24 @@ def require_none(wrong: Tensor, message: str, *of: Tensor) -> None:
         of: the tensors of these values, (sequences, length).
     """
     if bool(wrong.any()):
-        raise AssertionError(message.format(*(float(values[wrong][0]) for values in of)))
+        raise AssertionError(message.format(*(float(values[wrong][0]) for values in tensors)))
 
 
 def one_weight_per_token(method: Method) -> None:
     """The weight has one value per token, in the precision of the ratio."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         tensors = inputs_of(method, example(dtype))
+        # All tokens, the first sequence, and the first token of each.
         for rows, columns in ((slice(None), slice(None)), (slice(1), slice(None)), (slice(None), slice(1))):
-            part = {name: of[rows] if of.ndim == 1 else of[rows, columns] for name, of in tensors.items()}
+            part = {}
+            for name, tensor in tensors.items():
+                # `group` has no columns.
+                part[name] = tensor[rows] if tensor.ndim == 1 else tensor[rows, columns]
             result = evaluate(method, **part)
-            weight, t = result.weight, result.tokens
-            shape, expected = tuple(weight.shape), tuple(t.ratio.shape)
+            weight = result.weight
+            t = result.tokens
+            shape = tuple(weight.shape)
+            expected = tuple(t.ratio.shape)
             require(shape == expected, f"the weight has shape {shape}, the tokens {expected}")
             wrong = f"the weight is {weight.dtype} where the ratio is {t.ratio.dtype}: use .to(ratio.dtype)"
             require(weight.dtype == t.ratio.dtype, wrong)
@@ -126,22 +149,23 @@ def weight_is_the_same_at_each_call(method: Method) -> None:
 def gradient_is_weight_times_advantage(method: Method) -> None:
     """The gradient with respect to log_prob is exactly -F*A inside the mask and 0 outside."""
     for dtype, (rtol, atol) in ROUNDING.items():
-        for _, tensors, statistics in tried(method, dtype):
+        for _, tensors, statistics in batches_to_try(method, dtype):
             result, actual = gradient(method, tensors, statistics)
-            t, inside = result.tokens, tensors["mask"]
+            t = result.tokens
+            inside = tensors["mask"]
             # Computed once more, so that a weight that is another one each time is seen.
             weight = method.gradient_weight(t, result.bounds)
-            weighted, own = weight * t.advantages, method.gradient(t, result.bounds, weight)
-            require(bool(close(actual, torch.where(inside, -own, 0)).all()), "the gradient differs from -F*A")
-            # The method's own `gradient` may differ from F * A only where A is 0.
-            apart = inside & (t.advantages != 0) & ~close(own, weighted, rtol, atol)
-            require(not bool(apart.any()), "what `gradient` returns differs from F*A where A is not 0")
+            announced = method.gradient(t, result.bounds, weight)
+            require(bool(close(actual, torch.where(inside, -announced, 0)).all()), "the gradient differs from -F*A")
+            # What the method's `gradient` returns may differ from F * A only where A is 0.
+            differs = inside & (t.advantages != 0) & ~close(announced, weight * t.advantages, rtol, atol)
+            require(not bool(differs.any()), "what `gradient` returns differs from F*A where A is not 0")
 
 
 def finite_for_every_finite_input(method: Method) -> None:
     """Every finite input gives finite losses and gradients, in float64, float32, bfloat16 and float16."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        for batch, tensors, statistics in tried(method, dtype):
+        for batch, tensors, statistics in batches_to_try(method, dtype):
             result, actual = gradient(method, tensors, statistics)
             t = result.tokens
             for what, values in (("F", result.weight), ("the loss", result.value), ("the gradient", actual)):
@@ -157,15 +181,27 @@ def finite_for_every_finite_input(method: Method) -> None:
 
 
 def not_finite(what: str, values: Tensor, wrong: Tensor, t: Tokens) -> str:
-    """The message about values that are not finite: names the token with the log-ratio nearest to 0, and what to do."""
-    log_ratio = t.log_prob - t.old_log_prob
-    place = log_ratio.abs().where(wrong, torch.inf).argmin()
-    value, log_ratio, log_prob, A, ratio = (
-        float(of.detach().reshape(-1)[place]) for of in (values, log_ratio, t.log_prob, t.advantages, t.ratio)
-    )
+    """Returns the message about values that are not finite: for which token they are not, and what to do.
+
+    Args:
+        what: what the values are, as the beginning of the sentence.
+        values: of any shape that has one value per token, (sequences, length).
+        wrong: the tokens whose values are not finite; the message names the one with the log-ratio nearest to 0.
+        t: the tokens.
+    """
+    log_ratios = t.log_prob - t.old_log_prob
+    place = log_ratios.abs().where(wrong, torch.inf).argmin()
+
+    def number_at_place(numbers: Tensor) -> float:
+        return float(numbers.detach().reshape(-1)[place])
+
+    log_ratio = number_at_place(log_ratios)
+    ratio = number_at_place(t.ratio)
+    advantage = number_at_place(t.advantages)
+    log_prob = number_at_place(t.log_prob)
     return (
-        f"{what} is {value} for {values.dtype} inputs where log_prob - old_log_prob is {log_ratio:g} (the ratio is "
-        f"{ratio:.3g}) and A = {A:.3g}, log_prob = {log_prob:.3g}. {AVOID}"
+        f"{what} is {number_at_place(values)} for {values.dtype} inputs where log_prob - old_log_prob is "
+        f"{log_ratio:g} (the ratio is {ratio:.3g}) and A = {advantage:.3g}, log_prob = {log_prob:.3g}. {AVOID}"
     )
 
 
@@ -183,22 +219,25 @@ def order_of_sequences_does_not_matter(method: Method) -> None:
     for tensors in (example(), extreme_tokens(torch.float64)):
         usual = gradient(method, tensors)
         result, actual = gradient(method, {name: tensor[order] for name, tensor in tensors.items()})
-        expect_same(
-            usual, (result._replace(value=result.value[inverse]), actual[inverse]), "the order of the sequences matters"
-        )
-        # Also in another order, and with other remainders.
+        # Back in the order of before, so that they can be compared.
+        restored = (result._replace(value=result.value[inverse]), actual[inverse])
+        expect_same(usual, restored, "the order of the sequences matters")
+        # The new numbers of the groups have another order, and other remainders.
         renumbered = gradient(method, {**tensors, "group": 1000 - 2 * tensors["group"]})
         expect_same(usual, renumbered, "the number that a group happens to have matters")
 
 
 def padding_does_not_matter(method: Method) -> None:
     """A thousand more masked positions and a sequence without tokens change nothing, the statistics included."""
-    added = {2: (0, 1000, 0, 1), 1: (0, 1)}
+    # What pad takes, by a tensor's number of dimensions: left, right, top, bottom. `group` has no columns.
+    padding = {2: (0, 1000, 0, 1), 1: (0, 1)}
     for tensors in (example(), extreme_tokens(torch.float64), extreme_sequences(torch.float64)):
-        padded = {name: torch.nn.functional.pad(tensor, added[tensor.ndim]) for name, tensor in tensors.items()}
-        first, (result, actual) = gradient(method, tensors), gradient(method, padded)
-        require(bool(close(first[0].statistics, result.statistics, 1e-12).all()), "the statistics count padding")
-        expect_same(first, (result._replace(value=result.value[:-1, :-1000]), actual[:-1, :-1000]), "padding matters")
+        padded = {name: torch.nn.functional.pad(tensor, padding[tensor.ndim]) for name, tensor in tensors.items()}
+        usual = gradient(method, tensors)
+        result, actual = gradient(method, padded)
+        require(bool(close(usual[0].statistics, result.statistics, 1e-12).all()), "the statistics count padding")
+        without_padding = (result._replace(value=result.value[:-1, :-1000]), actual[:-1, :-1000])
+        expect_same(usual, without_padding, "padding matters")
 
 
 def weight_does_not_depend_on_the_micro_batch(method: Method) -> None:
@@ -208,18 +247,34 @@ def weight_does_not_depend_on_the_micro_batch(method: Method) -> None:
         for tensors in (*usual, extreme_tokens(dtype), extreme_sequences(dtype), every_ratio(dtype)):
             tensors = inputs_of(method, tensors)
             whole = evaluate(method, **tensors)
-            rows, columns = (torch.arange(size) for size in whole.weight.shape)
-            for part in (rows * 6 // len(rows), rows * 2 // len(rows), rows % 2):
-                for kept in part == part.unique()[:, None]:
-                    own = {name: tensor[kept] for name, tensor in tensors.items()}
-                    before, weight = whole.weight[kept], evaluate(method, statistics=whole.statistics, **own).weight
-                    message = MOVED.format("sequences of its micro-batch", DECLARE_BATCH)
-                    require_none(own["mask"] & ~close(weight, before, *tolerance), message, before, weight)
-            for k in () if method.by_sequence else range(4):
-                own = {**tensors, "mask": tensors["mask"] & (columns % 4 == k)}
-                before, weight = whole.weight, evaluate(method, statistics=whole.statistics, **own).weight
-                message = MOVED.format("tokens of its sequence", DECLARE_SEQUENCE)
-                require_none(own["mask"] & ~close(weight, before, *tolerance), message, before, weight)
+            message = MOVED.format("sequences of its micro-batch", DECLARE_BATCH)
+            for members in splits(len(whole.weight), into=(6, 2)):
+                for kept in members:
+                    micro_batch = {name: tensor[kept] for name, tensor in tensors.items()}
+                    before = whole.weight[kept]
+                    weight = evaluate(method, statistics=whole.statistics, **micro_batch).weight
+                    require_none(micro_batch["mask"] & ~close(weight, before, *tolerance), message, before, weight)
+            if method.by_sequence:
+                continue
+            message = MOVED.format("tokens of its sequence", DECLARE_SEQUENCE)
+            columns = torch.arange(whole.weight.shape[1])
+            for remainder in range(4):
+                fourth = {**tensors, "mask": tensors["mask"] & (columns % 4 == remainder)}
+                weight = evaluate(method, statistics=whole.statistics, **fourth).weight
+                require_none(fourth["mask"] & ~close(weight, whole.weight, *tolerance), message, whole.weight, weight)
+
+
+def splits(sequences: int, into: tuple[int, ...]) -> Iterator[Tensor]:
+    """Yields several splits of a mini-batch: which sequences each micro-batch has, bool, (micro-batches, sequences).
+
+    Args:
+        sequences: the number of sequences in the mini-batch.
+        into: the numbers of micro-batches of neighbours that it is split into. One more split follows, into the
+            sequences at even places and those at odd ones.
+    """
+    rows = torch.arange(sequences)
+    for numbers in (*(rows * parts // sequences for parts in into), rows % 2):
+        yield numbers == numbers.unique()[:, None]
 
 
 def inputs_stay_unchanged(method: Method) -> None:
@@ -240,7 +295,12 @@ def inputs_stay_unchanged(method: Method) -> None:
 
 
 def without_writes(method: Method, called: str, *given: Any) -> Any:
-    """Calls a method's function of that name with tensors, or named tuples of them.
+    """Calls a method's function of that name and returns what it returns.
+
+    Args:
+        method: whose function is called.
+        called: the function's name.
+        given: its arguments, tensors or named tuples of them.
 
     Raises:
         AssertionError: the function wrote to one of them; names the function and the tensor.
@@ -248,7 +308,10 @@ def without_writes(method: Method, called: str, *given: Any) -> Any:
     function = getattr(method, called)
     tensors = {}
     for name, part in zip(inspect.signature(function).parameters, given, strict=True):
-        tensors |= part._asdict() if isinstance(part, tuple) else {name: part}
+        if isinstance(part, tuple):
+            tensors.update(part._asdict())
+        else:
+            tensors[name] = part
     # Values too, because a write through .data is not counted in a tensor's version.
     before = {name: (tensor._version, tensor.clone()) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
     result = function(*given)
@@ -262,10 +325,17 @@ def without_writes(method: Method, called: str, *given: Any) -> Any:
 
 
 def expect_same(first: tuple[Applied, Tensor], second: tuple[Applied, Tensor], message: str) -> None:
-    """Raises AssertionError unless losses and gradients agree to 1e-12, and sums of statistics to 1e-9."""
-    require(bool(close(first[0].statistics, second[0].statistics, 1e-9, 1e-9).all()), message)
-    for before, after in ((first[0].value, second[0].value), (first[1], second[1])):
-        require(bool(close(before, after, 1e-12, 1e-14).all()), message)
+    """Raises AssertionError unless losses and gradients agree to 1e-12, and sums of statistics to 1e-9.
+
+    Args:
+        first, second: what is compared, each as `gradient` returns it.
+        message: that of the error.
+    """
+    first_result, first_gradient = first
+    second_result, second_gradient = second
+    require(bool(close(first_result.statistics, second_result.statistics, 1e-9, 1e-9).all()), message)
+    require(bool(close(first_result.value, second_result.value, 1e-12, 1e-14).all()), message)
+    require(bool(close(first_gradient, second_gradient, 1e-12, 1e-14).all()), message)
 
 
 def not_finite_inside_the_mask_reaches_the_gradient(method: Method) -> None:
@@ -286,8 +356,10 @@ def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None
     functions = token_functions(method, shaping, compiled=True)
 
     def losses(tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the compiled loss and its gradient; the bounds follow from the statistics, or from the tokens'."""
         inputs = Inputs(**inputs_of(method, tensors))
-        statistics = functions.statistics(inputs) if statistics is None else statistics
+        if statistics is None:
+            statistics = functions.statistics(inputs)
         value, weighted, _ = functions.loss(inputs, method.decide(statistics))
         return value, -weighted
 
@@ -320,7 +392,9 @@ def weight_is_positive_at_ratio_1(method: Method) -> None:
     """At ratio 1 the weight of every token with A other than 0 is above 0, so what did well becomes likelier."""
     for dtype in ROUNDING:
         for tensors in (example(dtype), extreme_tokens(dtype), every_ratio(dtype)):
-            tensors["log_prob"] = tensors["rollout_log_prob"] = old = tensors["old_log_prob"]
+            old = tensors["old_log_prob"]
+            tensors["log_prob"] = old
+            tensors["rollout_log_prob"] = old
             # A token of probability 1 has no gradient, and one of e.g. exp(-100) may underflow in a power.
             judged = tensors["mask"] & (tensors["advantages"] != 0) & (old > -30) & (old < -1e-4)
             for sign in (1, -1):
@@ -333,13 +407,13 @@ def weight_is_positive_at_ratio_1(method: Method) -> None:
 def weight_is_nowhere_negative(method: Method) -> None:
     """At no ratio the weight is below 0, so no token is pushed against its advantage."""
     for dtype in ROUNDING:
-        for _, tensors, statistics in tried(method, dtype):
+        for _, tensors, statistics in batches_to_try(method, dtype):
             result, _ = gradient(method, tensors, statistics)
             wrong = tensors["mask"] & (result.weight < -ROUNDING[dtype][1])
             distance = result.tokens.log_ratio.abs().where(wrong, torch.inf)
             message = f"F is {{:.3g}} at ratio {{:.4g}} for a token with A = {{:.3g}}, below 0. {RETURN_F}"
-            of = (result.weight, result.tokens.ratio, result.tokens.advantages)
-            require_none(wrong & (distance == distance.amin()), message, *of)
+            nearest = wrong & (distance == distance.amin())
+            require_none(nearest, message, result.weight, result.tokens.ratio, result.tokens.advantages)
 
 
 # Added to log-probabilities, in nats; many, so that no weight is flat over all of them by its bounds.
@@ -354,7 +428,8 @@ def ignores_the_ratio(method: Method) -> bool:
     tensors = example(torch.float64)
     usual = evaluate(method, **inputs_of(method, tensors))
 
-    def moves(*names: str) -> bool:
+    def weight_changes(*names: str) -> bool:
+        """Return whether any shift of the log-probabilities of these names changes the weight of a token."""
         for shift in SHIFTS:
             # By another amount at each token, so that no mean over a sequence stays.
             steps = shift * torch.linspace(0.5, 1.5, tensors["log_prob"].numel(), dtype=torch.float64)
@@ -365,13 +440,14 @@ def ignores_the_ratio(method: Method) -> bool:
         return False
 
     # Some ratios are to the policy that sampled.
-    return not (moves("log_prob") and moves("old_log_prob", "rollout_log_prob"))
+    return not (weight_changes("log_prob") and weight_changes("old_log_prob", "rollout_log_prob"))
 
 
 def weight_does_not_depend_on_the_size_of_advantages(method: Method) -> None:
     """The weight stays the same when all advantages are multiplied by a positive number."""
     for dtype in ROUNDING:
-        usual, ratios = example(dtype), every_ratio(dtype)
+        usual = example(dtype)
+        ratios = every_ratio(dtype)
         of_sign = {**ratios, "advantages": ratios["advantages"].sign()}
         for tensors, factors in ((usual, (0.25, 4.0, 0.001, 0.03, 30.0, 1e3)), (of_sign, (0.25, 0.003, 1e3))):
             before = gradient(method, tensors)[0].weight
@@ -386,7 +462,8 @@ def weight_does_not_depend_on_the_size_of_advantages(method: Method) -> None:
 def statistics_are_the_same_each_time(method: Method) -> None:
     """The statistics of the same tokens are the same to the last bit, and a float64 vector, as the decision is."""
     size = method.statistics_size + method.second_statistics_size
-    for tensors in (tensors for dtype in ROUNDING for tensors in examples.mini_batches(dtype).values()):
+    mini_batches = [tensors for dtype in ROUNDING for tensors in examples.mini_batches(dtype).values()]
+    for tensors in mini_batches:
         inputs = Inputs(**inputs_of(method, tensors))
         first = token_statistics(method, None, inputs)
         with torch.no_grad():
@@ -396,61 +473,76 @@ def statistics_are_the_same_each_time(method: Method) -> None:
         require(bool(close(first, second).all()), "the statistics of the same tokens differ")
         require(not bool((first[method.never_negative] < 0).any()), "statistics are below 0 that never_negative names")
         decision = method.decide(first)
-        found = f"the decision is {decision.dtype} with {decision.ndim} dimensions, use a float64 vector"
-        require(decision.ndim == 1 and decision.dtype == torch.float64, found)
+        wrong_decision = f"the decision is {decision.dtype} with {decision.ndim} dimensions, use a float64 vector"
+        require(decision.ndim == 1 and decision.dtype == torch.float64, wrong_decision)
 
 
 def statistics_add_up_over_any_split(method: Method) -> None:
     """Statistics and bounds are the same however the sequences are split, groups of one prompt included."""
-    for tensors in (make(dtype) for dtype in ROUNDING for make in (example, extreme_tokens, every_ratio)):
+    mini_batches = [make(dtype) for dtype in ROUNDING for make in (example, extreme_tokens, every_ratio)]
+    for tensors in mini_batches:
         tensors = inputs_of(method, tensors)
-        whole, rows = evaluate(method, **tensors), torch.arange(len(tensors["mask"]))
-        for part in (*(rows * parts // len(rows) for parts in (6, 2, 3)), rows % 2):
-            kept = part == part.unique()[:, None]
-            parts = [Inputs(**{name: tensor[rows] for name, tensor in tensors.items()}) for rows in kept]
-            # Each stage is summed over the parts before the next.
-            first = sum(token_statistics(method, None, each)[: method.statistics_size] for each in parts)
-            split = sum(token_statistics(method, None, each, first) for each in parts)
-            require(bool(close(split, whole.statistics, 1e-9, 1e-9).all()), "the statistics do not add up over a split")
-            for bounds in zip(whole.bounds, evaluate(method, statistics=split, **tensors).bounds, strict=True):
-                bound, of_split = (torch.as_tensor(value, dtype=torch.float64) for value in bounds)
-                require(bool(close(bound, of_split, 1e-12, 1e-14).all()), "a split changes the bounds")
+        whole = evaluate(method, **tensors)
+        for members in splits(len(tensors["mask"]), into=(6, 2, 3)):
+            micro_batches = []
+            for kept in members:
+                micro_batches.append(Inputs(**{name: tensor[kept] for name, tensor in tensors.items()}))
+            # Each stage is summed over the micro-batches before the next.
+            first = sum(token_statistics(method, None, inputs)[: method.statistics_size] for inputs in micro_batches)
+            of_split = sum(token_statistics(method, None, inputs, first) for inputs in micro_batches)
+            add_up = bool(close(of_split, whole.statistics, 1e-9, 1e-9).all())
+            require(add_up, "the statistics do not add up over a split")
+            bounds_of_split = evaluate(method, statistics=of_split, **tensors).bounds
+            for bound, bound_of_split in zip(whole.bounds, bounds_of_split, strict=True):
+                before = torch.as_tensor(bound, dtype=torch.float64)
+                after = torch.as_tensor(bound_of_split, dtype=torch.float64)
+                require(bool(close(before, after, 1e-12, 1e-14).all()), "a split changes the bounds")
 
 
 def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:
     """Tokens that do not count, such as those of Lopti's other pass, change no statistics."""
-    tensors, other = (inputs_of(method, example(seed=seed)) for seed in (0, 1))
+    tensors = inputs_of(method, example(seed=0))
+    other = inputs_of(method, example(seed=1))
     counted = (torch.arange(tensors["mask"].shape[1]) % 2 == 0).expand_as(tensors["mask"])
-    others = {
-        name: tensor if name in ("mask", "group") else torch.where(counted, tensor, other[name])
-        for name, tensor in tensors.items()
-    }
-    alone = {**tensors, "mask": tensors["mask"] & counted}
+    # The same where tokens count, and another example's tokens elsewhere.
+    others_elsewhere = dict(tensors)
+    for name in tensors.keys() - {"mask", "group"}:
+        others_elsewhere[name] = torch.where(counted, tensors[name], other[name])
+    # The same where tokens count, and nothing elsewhere.
+    counted_alone = {**tensors, "mask": tensors["mask"] & counted}
     first = token_statistics(method, None, Inputs(**tensors, counted=counted))
-    for inputs in (Inputs(**others, counted=counted), Inputs(**alone)):
+    for inputs in (Inputs(**others_elsewhere, counted=counted), Inputs(**counted_alone)):
         second = token_statistics(method, None, inputs)
         require(bool(close(first, second, 1e-9, 1e-9).all()), "the statistics count tokens outside t.mask")
 
 
 def metrics_keep_their_keys(method: Method) -> None:
     """The metrics are those that the class declares, with the same keys whatever the data and the number of updates."""
-    for wrong in wrong_names(method.logs, METRICS):
-        require(False, wrong)
+    for message in wrong_names(method.logs, METRICS):
+        require(False, message)
     usual = example()
-    first_update, empty = {**usual, "log_prob": usual["old_log_prob"]}, {**usual, "mask": usual["mask"] & False}
-    found = []
+    first_update = {**usual, "log_prob": usual["old_log_prob"]}
+    empty = {**usual, "mask": usual["mask"] & False}
+    metrics_of_batches = []
     for tensors in (first_update, usual, empty):
         statistics = token_statistics(method, None, Inputs(**inputs_of(method, tensors)))
-        metrics = declared(method, method.metrics(statistics, method.decide(statistics)))
-        found.append({name: value for _, members in metrics for name, value in members.items()})
-    keys = [list(members) for members in found]
+        values = {}
+        for _, members in declared(method, method.metrics(statistics, method.decide(statistics))):
+            values.update(members)
+        metrics_of_batches.append(values)
+    keys = [list(members) for members in metrics_of_batches]
     require(keys[0] == keys[1] == keys[2], f"the keys depend on the data: {keys[1]}, {keys[2]}")
-    known = [re.compile(metric.pattern) for metric in method.logs if metric.over is Over.ROLLOUT_BATCH]
-    for updates in (found[:1], found[1:], found[:2], [*found, *found]):
+    of_rollout_batch = [re.compile(metric.pattern) for metric in method.logs if metric.over is Over.ROLLOUT_BATCH]
+    for updates in (
+        metrics_of_batches[:1],
+        metrics_of_batches[1:],
+        metrics_of_batches[:2],
+        [*metrics_of_batches, *metrics_of_batches],
+    ):
         of_updates = {name: [float(update[name]) for update in updates] for name in keys[0]}
         for name, value in method.over_updates(of_updates).items():
             undeclared = f"over_updates returns {[name]}, which logs does not declare: add of_rollout_batch"
-            require(any(pattern.fullmatch(f"clipx/{name}") for pattern in known), undeclared)
+            require(any(pattern.fullmatch(f"clipx/{name}") for pattern in of_rollout_batch), undeclared)
             require(math.isfinite(value), f"over_updates returns {name}={value} for {len(updates)} updates. {AVOID}")
 
 
@@ -463,6 +555,7 @@ def earlier_batches_do_not_matter(method: Method) -> None:
     """The loss of a mini-batch is the same whether it is the first one or comes after others."""
 
     def numbers(tensors: dict[str, Tensor]) -> Tensor:
+        """Return everything that the loss computes of a mini-batch, as one vector, float64."""
         result, actual = gradient(method, tensors)
         values = (result.weight.where(tensors["mask"], 0), result.value, actual, result.statistics, result.decision)
         return torch.cat([part.detach().double().flatten() for part in values])
@@ -474,7 +567,8 @@ def earlier_batches_do_not_matter(method: Method) -> None:
         raise NotChecked(str(reason)) from None
     for tensors in (example(), example(seed=2, spread=3.0)):
         numbers(tensors)
-    after_others, again = numbers(later), numbers(later)
+    after_others = numbers(later)
+    again = numbers(later)
     if not bool(close(after_others, again).all()):
         # It is another one at each call, which is the fault of another check.
         return
@@ -488,23 +582,43 @@ def earlier_batches_do_not_matter(method: Method) -> None:
 
 def no_value_is_read_on_the_host(method: Method) -> None:
     """Nothing waits for an accelerator: the formulas run on tensors that have no values."""
-    run_without_values(method, accelerator=False)
+    usual = inputs_of(method, example(torch.float32))
+    # Tensors without values take no memory, however large they are.
+    batches = [without_values(usual, size) for size in (None, *LARGE)]
+    for batch in batches:
+        run_without_values(method, batch, accelerator=False)
     # What is done on an accelerator alone, such as under `if ratio.is_cuda:`.
-    run_without_values(method, accelerator=True)
+    for batch in batches:
+        run_without_values(method, batch, accelerator=True)
 
 
-def run_without_values(method: Method, *, accelerator: bool) -> None:
+# Sequences and length of batches that a loss may treat otherwise than small ones.
+LARGE = ((64, 128), (1, 131_072), (2_048, 8_192))
+
+
+def without_values(tensors: Mapping[str, Tensor], size: tuple[int, int] | None) -> dict[str, Tensor]:
+    """Returns the inputs of a method on the device "meta".
+
+    Args:
+        size: sequences and length, which all tensors have as far as they have two dimensions; None: as they are.
+    """
+    sizes = {name: tensor.shape if size is None else size[: tensor.dim()] for name, tensor in tensors.items()}
+    return {name: torch.empty(sizes[name], dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
+
+
+def run_without_values(method: Method, tensors: Mapping[str, Tensor], *, accelerator: bool) -> None:
     """Run a method's functions on tensors without values.
 
     Args:
+        tensors: the inputs, as `without_values` returns them.
         accelerator: as for `WithoutValues`.
 
     Raises:
         AssertionError: a value is read on the host, also where the loss catches the error.
         NotChecked: what the loss does on an accelerator cannot be run without one.
     """
-    tensors = {name: tensor.to("meta") for name, tensor in inputs_of(method, example(torch.float32)).items()}
-    mode, failure = WithoutValues(accelerator=accelerator), None
+    mode = WithoutValues(accelerator=accelerator)
+    failure = None
     try:
         with mode:
             statistics = token_statistics(method, None, Inputs(**tensors))
@@ -515,7 +629,8 @@ def run_without_values(method: Method, *, accelerator: bool) -> None:
         failure = error
     if mode.read is not None:
         message = first_sentence(mode.read)
-        advice = ON_THE_DEVICE if "expected device" in message else KEEP_TENSORS
+        is_elsewhere = "expected device" in message or message == COPIED
+        advice = ON_THE_DEVICE if is_elsewhere else KEEP_TENSORS
         # The traceback is kept, because it contains the line of the loss.
         raise AssertionError(f"{advice} PyTorch said: {message}").with_traceback(mode.read.__traceback__) from None
     if failure is not None and not accelerator:
@@ -550,8 +665,8 @@ KEEP_TENSORS = (
 )
 
 ON_THE_DEVICE = (
-    "a tensor is made on another device than the ratio's. Make it there, for example with torch.zeros_like(ratio) or "
-    "device=ratio.device."
+    "a tensor is made on another device than the ratio's, or copied there. Make it there, for example with "
+    "torch.zeros_like(ratio) or torch.full((), 0.5, device=ratio.device)."
 )
 
 CHECKS: tuple[Callable[[Method], None], ...] = (

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from verl_clipx.losses.methods import Bounds, Method
 
-SEQUENCES, LENGTH = 6, 9
+SEQUENCES = 6
+LENGTH = 9
 LENGTHS = torch.tensor([LENGTH, 7, 5, 3, 1, 0])
 
 # Log-ratios, one for each column, log-probabilities of the policy that a token is likelier under, and advantages.
@@ -42,14 +43,16 @@ def example(dtype: torch.dtype = torch.float64, seed: int = 0, spread: float = 0
 
 
 def of_tokens(log_ratio: Tensor, likelier: Tensor, advantages: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns tokens inside the mask as `example`'s, with probabilities of at most 1.
+    """Makes, as `example`, tokens that are all inside the mask, with probabilities of at most 1.
 
     Args:
         log_ratio: of the current to the old policy, float64, (sequences, length).
         likelier: the log-probability under the one of the two that is likelier to choose the token; broadcasts.
-        advantages: broadcasts.
+        advantages: those of the tokens; broadcasts.
+        dtype: of log-probabilities, advantages and entropies.
     """
-    log_prob, old_log_prob = likelier + log_ratio.clamp(max=0), likelier - log_ratio.clamp(min=0)
+    log_prob = likelier + log_ratio.clamp(max=0)
+    old_log_prob = likelier - log_ratio.clamp(min=0)
     # In turn: near 0, usual, and near that of a vocabulary; less where one token has almost all probability.
     nats = torch.tensor([0.01, 0.5, 3.0, 11.0]).double()[torch.arange(len(log_ratio)) // 5 % 4, None]
     tensors = {
@@ -59,7 +62,8 @@ def of_tokens(log_ratio: Tensor, likelier: Tensor, advantages: Tensor, dtype: to
         "rollout_log_prob": old_log_prob.clone(),
         "entropy": -nats * torch.expm1(log_prob),
     }
-    mask, group = torch.ones_like(log_ratio, dtype=torch.bool), torch.arange(len(log_ratio)) // 2
+    mask = torch.ones_like(log_ratio, dtype=torch.bool)
+    group = torch.arange(len(log_ratio)) // 2
     return {name: tensor.to(dtype) for name, tensor in tensors.items()} | {"mask": mask, "group": group}
 
 
@@ -88,14 +92,17 @@ def every_ratio(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     tensors = of_tokens(log_ratio.repeat_interleave(2)[:, None], likelier, size * sign, torch.float64)
     nats = mixed(torch.tensor([0.01, 0.5, 3.0, 11.0]).double()[pair * 2 // 5 % 4], low=0.01, high=11.0)
     tensors["entropy"] = -nats * torch.expm1(tensors["log_prob"])
-    return {name: values.to(dtype) if values.is_floating_point() else values for name, values in tensors.items()}
+    for name, values in tensors.items():
+        if values.is_floating_point():
+            tensors[name] = values.to(dtype)
+    return tensors
 
 
 def at_bounds(bounds: Bounds, dtype: torch.dtype) -> dict[str, Tensor]:
     """Makes, as `every_ratio`, tokens at ratios that are exactly the bounds, and at their nearest neighbours."""
-    both = torch.cat([torch.as_tensor(bound).double().reshape(-1) for bound in (1.0, *bounds)])
-    both = both.to(dtype).double()
-    logs = both[(both > 0) & both.isfinite()].unique()[:40].log()
+    ratios = torch.cat([torch.as_tensor(bound).double().reshape(-1) for bound in (1.0, *bounds)])
+    ratios = ratios.to(dtype).double()
+    logs = ratios[(ratios > 0) & ratios.isfinite()].unique()[:40].log()
     steps = torch.tensor([0.0, 1e-3, -1e-3, *(k * torch.finfo(dtype).eps for k in (-2, -1, 1, 2))]).double()
     log_ratio = (logs[:, None] * (1 + steps)).reshape(-1, 1).repeat_interleave(2, 0)
     # One of the two policies is sure of the token, so that the log-ratio is not rounded.
@@ -114,25 +121,33 @@ def extreme_sequences(dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def extreme_tokens(dtype: torch.dtype) -> dict[str, Tensor]:
-    """Makes sequences whose tokens differ in everything, in half of them only in what differs between usual ones."""
-    usual, extreme = example(dtype), extreme_sequences(dtype)
-    drawn = torch.randperm(len(extreme["mask"]), generator=torch.Generator().manual_seed(0))[: usual["mask"].numel()]
-    odd = torch.arange(SEQUENCES)[:, None] % 2 == 1
-    drawn = drawn.view(SEQUENCES, LENGTH)
-    return {
-        name: tensor if name in ("mask", "group") else torch.where(odd, extreme[name][drawn, 0], tensor)
-        for name, tensor in usual.items()
-    }
+    """Makes, as `example`, sequences of which every other one has tokens that differ in everything.
+
+    The tokens of the other sequences differ only as usual ones do: they share an advantage, for example.
+    """
+    tensors = example(dtype)
+    extreme = extreme_sequences(dtype)
+    # For each token, the number of the extreme sequence whose first token takes its place.
+    drawn = torch.randperm(len(extreme["mask"]), generator=torch.Generator().manual_seed(0))
+    drawn = drawn[: SEQUENCES * LENGTH].view(SEQUENCES, LENGTH)
+    # In the other sequences the tokens stay usual ones.
+    replaced = torch.arange(SEQUENCES)[:, None] % 2 == 1
+    for name in tensors.keys() - {"mask", "group"}:
+        tensors[name] = torch.where(replaced, extreme[name][drawn, 0], tensors[name])
+    return tensors
 
 
 def mini_batches(dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
     """Returns mini-batches by name."""
-    usual, extreme = example(dtype), extreme_sequences(dtype)
-    each = [
-        dict(zip(extreme, rows, strict=True)) for rows in zip(*(of.chunk(9) for of in extreme.values()), strict=True)
-    ]
-    one = torch.zeros_like(usual["mask"])
-    one[1, 2] = True
+    usual = example(dtype)
+    extreme = extreme_sequences(dtype)
+    # The extreme sequences are ordered by their ratio, so that each of these has one ratio alone.
+    by_ratio: list[dict[str, Tensor]] = [{} for _ in EXTREMES]
+    for name, tensor in extreme.items():
+        for part, rows in zip(by_ratio, tensor.chunk(len(EXTREMES)), strict=True):
+            part[name] = rows
+    single_token = torch.zeros_like(usual["mask"])
+    single_token[1, 2] = True
     long = torch.sin(torch.arange(3000.0).double()).repeat(2, 1) / 2
     return {
         "tokens with extreme values": extreme_tokens(dtype),
@@ -141,11 +156,11 @@ def mini_batches(dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
         "an update that moves far": example(dtype, spread=3.0),
         "every ratio": every_ratio(dtype),
         "extreme sequences": extreme,
-        **{f"ratios that are all exp({float(x):g})": part for x, part in zip(EXTREMES, each, strict=True)},
+        **{f"ratios that are all exp({float(x):g})": part for x, part in zip(EXTREMES, by_ratio, strict=True)},
         "long sequences": of_tokens(long, torch.tensor(-1.0), torch.tensor([[1.0], [-1.0]]), dtype),
         "A = 0 everywhere": usual | {"advantages": torch.zeros_like(usual["advantages"])},
-        "a single token": usual | {"mask": one},
-        "no token at all": usual | {"mask": torch.zeros_like(one)},
+        "a single token": usual | {"mask": single_token},
+        "no token at all": usual | {"mask": torch.zeros_like(single_token)},
     }
 
 

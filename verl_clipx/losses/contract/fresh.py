@@ -17,7 +17,13 @@ class NoAnswer(Exception):
 
 
 def in_a_copy(function: Callable[[], list[float]]) -> list[float]:
-    """Return what a function of numbers returns in a fork of this process, whose memory stays there.
+    """Calls a function in a fork of this process; what it writes to memory is seen by the fork alone.
+
+    Args:
+        function: takes nothing and returns numbers, which the fork sends back.
+
+    Returns:
+        What the function returned.
 
     Raises:
         NoAnswer: the platform has no fork, the function raised an error, or the copy did not answer in time.

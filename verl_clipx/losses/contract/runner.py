@@ -13,7 +13,9 @@ from verl_clipx.losses.methods import Method
 
 UNSEEN = (
     "Not seen: what changes after more calls, with the time, the environment or the tensors' layout in memory; narrow "
-    "bands of the ratio or the probability; statistics that leave out late tokens."
+    "bands of the ratio or the probability; statistics that leave out late tokens; other weights on an accelerator or "
+    "in batches of more than ten thousand tokens, where only waiting is looked for; waiting in batches of one certain "
+    "size, for a stream or event of CUDA, and in copies that a library outside PyTorch makes."
 )
 
 
@@ -40,7 +42,8 @@ def check_method(method: Method) -> Iterator[Checked]:
     """
     failed = False
     for check in (*contract.CHECKS, *contract.COMPILED_CHECKS):
-        name, lifted = first_line(check), [flag for flag in contract.LIFTED_BY.get(check, ()) if getattr(method, flag)]
+        name = first_line(check)
+        lifted = [flag for flag in contract.LIFTED_BY.get(check, ()) if getattr(method, flag)]
         if check in contract.COMPILED_CHECKS and failed:
             return
         try:
@@ -49,22 +52,23 @@ def check_method(method: Method) -> Iterator[Checked]:
             check(method)
             yield Checked(name, "kept")
         except contract.NotChecked as reason:
-            yield Checked(name, "skipped", str(reason))
+            yield Checked(check=name, outcome="skipped", why=str(reason))
         except AssertionError as failure:
             failed = True
-            yield Checked(name, "failed", f"{place_of(method, failure)}{failure}")
+            yield Checked(check=name, outcome="failed", why=f"{place_of(method, failure)}{failure}")
             # The others would only repeat it.
             if check is contract.one_weight_per_token:
                 return
         # A loss that ends the process would end it without a verdict.
         except (Exception, SystemExit) as failure:
             computing = contract.the_loss_can_be_computed
-            during = "" if check is computing else f" This is what happened while checking: {name}"
-            message = f"{place_of(method, failure)}{type(failure).__name__}: {failure}{during}"
-            yield Checked(first_line(computing), "failed", message)
+            message = f"{place_of(method, failure)}{type(failure).__name__}: {failure}"
+            if check is not computing:
+                message += f" This is what happened while checking: {name}"
+            yield Checked(check=first_line(computing), outcome="failed", why=message)
             return
         if check is contract.weight_is_the_same_at_each_call and contract.ignores_the_ratio(method):
-            yield Checked(FOLLOWS_THE_RATIO, "remark", IGNORES_THE_RATIO)
+            yield Checked(check=FOLLOWS_THE_RATIO, outcome="remark", why=IGNORES_THE_RATIO)
 
 
 def first_line(check: Callable[[Method], None]) -> str:
@@ -81,11 +85,15 @@ def place_of(method: Method, failure: BaseException) -> str:
     try:
         # This is the function if the class was made from a decorated function.
         defined = attrgetter(kind.__qualname__)(sys.modules[kind.__module__])
-        file, (_, line) = inspect.getsourcefile(defined), inspect.getsourcelines(defined)
+        file = inspect.getsourcefile(defined)
+        _, line = inspect.getsourcelines(defined)
     except (AttributeError, KeyError, OSError, TypeError):
         return ""
-    raised = [frame.lineno for frame in traceback.extract_tb(failure.__traceback__) if frame.filename == file]
-    return f"{file}:{raised[-1] if raised else line}: "
+    for frame in traceback.extract_tb(failure.__traceback__):
+        if frame.filename == file:
+            # The last of them is where it was raised.
+            line = frame.lineno
+    return f"{file}:{line}: "
 
 
 def check_loss(loss: type[Method] | Callable[..., Any]) -> None:

@@ -24,34 +24,70 @@ class WithoutValues(TorchFunctionMode):
         self.read: Exception | None = None
 
     def __enter__(self) -> "WithoutValues":
-        self._synchronize = torch.cuda.synchronize
-        torch.cuda.synchronize = self._wait
+        self._synchronize = {module: module.synchronize for module in (torch.cuda, torch.accelerator)}
+        for module in self._synchronize:
+            module.synchronize = self._wait
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        torch.cuda.synchronize = self._synchronize
+        for module, synchronize in self._synchronize.items():
+            module.synchronize = synchronize
         super().__exit__(*error)
 
     def _wait(self, *device: Any) -> None:
+        self._refuse("torch.cuda.synchronize() or torch.accelerator.synchronize() waits for the accelerator")
+
+    def _refuse(self, message: str) -> None:
+        error = RuntimeError(message)
         if self.read is None:
-            self.read = RuntimeError("torch.cuda.synchronize() waits for the accelerator")
-        raise self.read
+            self.read = error
+        raise error
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch in its place, as PyTorch asks of a mode, and keep the first error of a reading."""
         kwargs = kwargs or {}
         if self.accelerator and func in ANSWERS_THERE:
             return ANSWERS_THERE[func]
         if self.accelerator:
             args = tuple(without_accelerator(value) for value in args)
             kwargs = {name: without_accelerator(value) for name, value in kwargs.items()}
+        if self.accelerator and func is Tensor.cuda:
+            func = Tensor.to
+            args = (args[0], torch.device("meta"))
         try:
             if func in (Tensor.__repr__, Tensor.__format__):
                 raise NotImplementedError("a message reads a meta tensor")
-            return func(*args, **kwargs)
+            made = func(*args, **kwargs)
         except (RuntimeError, NotImplementedError, TypeError) as error:
             if self.read is None and reads_meta(error):
                 self.read = error
             raise
+        if copies_from_host(func, args, kwargs, made):
+            self._refuse(COPIED)
+        return made
+
+
+COPIED = "a copy from the host's memory waits for the accelerator"
+# What copies a tensor, its first argument, to another device, and what makes a tensor from numbers on the host.
+MOVES = (Tensor.to, Tensor.type_as)
+MAKES = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
+
+
+def copies_from_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> bool:
+    """Returns whether a call copied numbers of the host to tensors without values, for which the host waits.
+
+    Args:
+        func: as a mode of torch gets it, with its arguments; the mode is off meanwhile.
+        made: what it returned.
+    """
+    if not isinstance(made, Tensor) or not made.is_meta or kwargs.get("non_blocking"):
+        return False
+    if func in MOVES:
+        return not args[0].is_meta
+    if func is Tensor.copy_:
+        return not args[1].is_meta
+    source = args[1] if func is Tensor.new_tensor and len(args) > 1 else kwargs.get("data", args[0] if args else None)
+    return func in MAKES and not (isinstance(source, Tensor) and source.is_meta)
 
 
 def reads_meta(error: Exception) -> bool:
@@ -60,6 +96,7 @@ def reads_meta(error: Exception) -> bool:
 
 
 def first_sentence(error: Exception) -> str:
+    """Return the first sentence of an error's message."""
     return str(error).partition("\n")[0].partition(". ")[0]
 
 

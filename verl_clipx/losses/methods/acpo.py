@@ -35,6 +35,7 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     )
 
     formula = ("1 - epsilon", "1 + epsilon", "epsilon = {alpha} σ + {epsilon_base}")
+    symbols = "σ of the ratio in each of {bins} bins of the {bin_on} probability"
 
     alpha: float = parameter(
         3.0, number(at_least=0, at_most=20), "epsilon of a bin = alpha * sigma + epsilon_base", "paper"
@@ -95,7 +96,8 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     def decide(self, statistics: Tensor) -> Tensor:
         """sigma of each bin, then epsilon of each bin."""
         n, total, squares = statistics.view(3, self.bins)
-        used, divisor = n >= self.min_tokens, n.clamp(min=1)
+        used = n >= self.min_tokens
+        divisor = n.clamp(min=1)
         variance = (squares / divisor - (total / divisor) ** 2).clamp(min=0)
         sigma = where(used, (variance + self.variance_epsilon).sqrt(), 0.0)
         epsilon = self.alpha * sigma + self.epsilon_base
@@ -104,7 +106,8 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         return cat([sigma, where(used, epsilon, self.epsilon_base)])
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        of_bin, bin = decision[self.bins :].to(t.ratio.dtype), self._bin(t)
+        of_bin = decision[self.bins :].to(t.ratio.dtype)
+        bin = self._bin(t)
         epsilon = of_bin[0]
         for k in range(1, self.bins):
             epsilon = where(bin == k, of_bin[k], epsilon)

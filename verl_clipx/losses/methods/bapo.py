@@ -24,10 +24,11 @@ MOST_CANDIDATES = 10_000
 
 # A sequence's contributions are counted in whole numbers of 2^-36 of its largest: sums of whole numbers don't depend on
 # their order, and those of 2^17 tokens fit into the 53 bits of a float64. A largest of almost 0 has a unit above 0.
-UNITS = 2.0**36
+UNITS_IN_LARGEST = 2.0**36
 LEAST_LARGEST = 1e-25
 
-LOWER, UPPER = number(at_least=0, at_most=1), number(at_least=1, at_most=LARGEST_BOUND)
+LOWER = number(at_least=0, at_most=1)
+UPPER = number(at_least=1, at_most=LARGEST_BOUND)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,10 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
     )
 
     formula = ("c_low", "c_high")
+    symbols = (
+        "c_low from {lower_start} to {lower_stop} by {lower_step}, c_high from {upper_start} to {upper_stop} by "
+        "{upper_step}, {first} first, until contribution={contribution} is at least {target}"
+    )
 
     target: float = parameter(
         0.4,
@@ -116,14 +121,15 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         super().__post_init__()
         for side in ("lower", "upper"):
             not_above(self, f"{side}_start", f"{side}_stop")
-            (start, stop, step), bound = self._range(side), f"{NODE}.{side}"
+            start, stop, step = self._range(side)
+            bound = f"{NODE}.{side}"
             if (stop - start) / step > MOST_CANDIDATES:
                 reason = f"gives more than {MOST_CANDIDATES} candidates"
                 raise Refusal(f"{bound}_step", step, reason, "Set a larger step.")
             if stop > start and self._count(side) == 1:
                 way = f"{bound}_start={start:g} to {bound}_stop={stop:g}"
-                reason = f"is longer than the way from {way}, so that the bound could not move"
-                advice = f"Set a smaller step or, if it shall not move, {bound}_stop={start:g}."
+                reason = f"is longer than the range from {way}, so the bound could not move"
+                advice = f"Set a smaller step or, if the bound is not to move, {bound}_stop={start:g}."
                 raise Refusal(f"{bound}_step", step, reason, advice)
 
     @property
@@ -138,25 +144,39 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         return 2 * (self._count("upper") + 1) + 2 * (self._count("lower") + 1)
 
     def statistics(self, t: Tokens) -> Tensor:
-        """Sums of w |A| and of w |A| r between neighbouring candidates: of positive tokens between upper candidates,
-        then of negative tokens between lower ones; P and N at every candidate follow by cumulative sums."""
-        A, r = t.advantages, t.ratio
+        """Returns sums over the tokens between neighbouring candidates; `decide` adds them up to P and N.
+
+        There are four blocks: the sums of w |A| and then those of w |A| r of positive tokens by intervals between upper
+        candidates, and the same two of negative tokens by intervals between lower candidates.
+        """
+        A = t.advantages
+        ratio = t.ratio
         # In the ratio's own dtype: rounded differently, a ratio equal to a candidate would fall beside it.
-        upper, lower = (self._candidates(side, r.device).to(r.dtype) for side in ("upper", "lower"))
-        negative, of_positive, of_negative = A < 0, len(upper) + 1, len(lower) + 1
+        upper = self._candidates("upper", ratio.device).to(ratio.dtype)
+        lower = self._candidates("lower", ratio.device).to(ratio.dtype)
+        upper_intervals = len(upper) + 1
+        lower_intervals = len(lower) + 1
+        negative = A < 0
+        # Names are used again where a tensor is no longer needed, so that it does not outlive its use. Products with
+        # 0 or 1 stand where torch.where would take twenty times as long on a CPU.
+        slot = self._interval(negative, ratio, upper, lower) + 2 * upper_intervals * negative.to(torch.int32)
+        slot = slot.to(torch.int64)
         weight = where(t.mask, A * self._token_weight(t), 0.0)
-        # Sums of weights and then of values, of positive tokens and then of negative ones. torch.where instead of these
-        # products takes twenty times as long on a CPU.
-        slot = (self._interval(negative, r, upper, lower) + 2 * of_positive * negative.to(torch.int32)).to(torch.int64)
-        sums = magnitude_sums(weight, slot, 2 * of_positive, 2 * of_negative)
-        slot = slot + (of_positive + (of_negative - of_positive) * negative.to(torch.int32))
-        # Above the last candidate a positive token's value is not needed.
-        value = where((A > 0) & (r > upper[-1]), 0.0, weight * r)
-        return (sums + magnitude_sums(value, slot, 2 * of_positive, 2 * of_negative)).sum(0)
+        sums = magnitude_sums(weight, slot, 2 * upper_intervals, 2 * lower_intervals)
+        # A token's value has its slot one block behind that of its weight.
+        slot = slot + (upper_intervals + (lower_intervals - upper_intervals) * negative.to(torch.int32))
+        # No upper bound leaves a positive token above the last candidate its value, which is therefore not counted.
+        value = where((A > 0) & (ratio > upper[-1]), 0.0, weight * ratio)
+        return (sums + magnitude_sums(value, slot, 2 * upper_intervals, 2 * lower_intervals)).sum(0)
 
     def decide(self, statistics: Tensor) -> Tensor:
-        """c_low, c_high, and P / (P + N) at the starts and at the bounds found, 0 where P + N is 0."""
-        upper, lower = (self._candidates(side, statistics.device) for side in ("upper", "lower"))
+        """Searches the bounds.
+
+        Returns:
+            (4,), float64: c_low, c_high, and P / (P + N) at the starts and at the bounds found, 0 where P + N is 0.
+        """
+        upper = self._candidates("upper", statistics.device)
+        lower = self._candidates("lower", statistics.device)
         positive, negative = self._contributions(statistics, upper, lower)
         if self.first == "upper":
             upper_index = first_true(self._satisfied(positive, negative[:1]))
@@ -164,10 +184,13 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         else:
             lower_index = first_true(self._satisfied(positive[:1], negative))
             upper_index = first_true(self._satisfied(positive, negative.gather(0, lower_index)))
-        before = ratio_or_zero(positive[:1], positive[:1] + negative[:1])
-        P, N = positive.gather(0, upper_index), negative.gather(0, lower_index)
-        bounds = lower.gather(0, lower_index), upper.gather(0, upper_index)
-        return torch.cat([*bounds, before, ratio_or_zero(P, P + N)])
+        c_low = lower.gather(0, lower_index)
+        c_high = upper.gather(0, upper_index)
+        P = positive.gather(0, upper_index)
+        N = negative.gather(0, lower_index)
+        share_before = ratio_or_zero(positive[:1], positive[:1] + negative[:1])
+        share_after = ratio_or_zero(P, P + N)
+        return torch.cat([c_low, c_high, share_before, share_after])
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         c_low, c_high, _, _ = decision.to(t.ratio.dtype).unbind()
@@ -181,17 +204,26 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         """Returns the highest that the search moved each bound to in any update, and the last update's bounds."""
         if len(metrics["c_low"]) == 1:
             return {}
-        of_bounds = {name: metrics[name] for name in ("c_low", "c_high")}
-        highest = {f"{name}_highest": max(values) for name, values in of_bounds.items()}
-        return highest | {f"{name}_last": values[-1] for name, values in of_bounds.items()}
+        return {
+            "c_low_highest": max(metrics["c_low"]),
+            "c_high_highest": max(metrics["c_high"]),
+            "c_low_last": metrics["c_low"][-1],
+            "c_high_last": metrics["c_high"][-1],
+        }
 
     def _token_weight(self, t: Tokens) -> Tensor | float:
+        """Returns w, the probability that weighs each token's contribution."""
         if self.weight == "none":
             return 1.0
-        return (t.old_log_prob if self.weight == "old" else t.rollout_log_prob).exp()
+        if self.weight == "rollout":
+            return t.rollout_log_prob.exp()
+        return t.old_log_prob.exp()
 
     def _interval(self, negative: Tensor, r: Tensor, upper: Tensor, lower: Tensor) -> Tensor:
-        """The interval of each token's ratio among upper or, for negative tokens, lower candidates: int32."""
+        """Returns the interval of each token's ratio among upper or, for negative tokens, lower candidates: int32.
+
+        Interval k lies between the candidates k - 1 and k; the first and the last one are open.
+        """
         # torch.bucketize takes ten times as long on a CPU. On a regular grid arithmetic finds the nearest candidate,
         # the only one that a ratio has to be compared with, but for the last one, whose step may be shorter.
         nearest = where(
@@ -208,18 +240,27 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         return passed + (beyond & where(negative, nearest < len(lower) - 1, nearest < len(upper) - 1))
 
     def _range(self, side: str) -> tuple[float, float, float]:
-        """Start, stop and step of a bound."""
-        return tuple(getattr(self, f"{side}_{part}") for part in ("start", "stop", "step"))
+        """Returns start, stop and step of a bound, "lower" or "upper"."""
+        if side == "lower":
+            return self.lower_start, self.lower_stop, self.lower_step
+        return self.upper_start, self.upper_stop, self.upper_step
 
     def _count(self, side: str) -> int:
-        """Number of candidates of a bound; 1 (only its start) where it has no room."""
+        """Returns the number of a bound's candidates, which is 1 (only its start) where it has no room."""
         start, stop, step = self._range(side)
         steps = (stop - start) / step
         whole = math.floor(steps + GRID_TOLERANCE)
-        return whole + 1 if self.last_step == "full" or steps - whole <= GRID_TOLERANCE else whole + 2
+        reaches_stop = steps - whole <= GRID_TOLERANCE
+        if self.last_step == "clipped" and not reaches_stop:
+            # One more step, a shorter one, leads to the stop.
+            return whole + 2
+        return whole + 1
 
     def _candidates(self, side: str, device: torch.device | str = "cpu") -> Tensor:
-        """The bounds that a search visits, ascending: start + k * step for whole k, so that no rounding accumulates."""
+        """Returns the bounds that a search visits, ascending.
+
+        They are start + k * step for whole k, so that no rounding accumulates.
+        """
         start, stop, step = self._range(side)
         # Made on the device: copying a list to an accelerator would wait for it.
         multiples = torch.arange(self._count(side), dtype=float64, device=device)
@@ -227,18 +268,21 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         return ((multiples * step + start) * GRID).round().div(GRID).clamp(start, stop)
 
     def _contributions(self, statistics: Tensor, upper: Tensor, lower: Tensor) -> tuple[Tensor, Tensor]:
-        """P at every upper candidate and N at every lower one."""
+        """Returns P at every upper candidate and N at every lower one."""
         positive, negative = statistics.split([2 * (len(upper) + 1), 2 * (len(lower) + 1)])
         positive_weight, positive_value = positive.view(2, -1)
         negative_weight, negative_value = negative.view(2, -1)
         # Of tokens that the candidate leaves alone: at or below an upper one, at or above a lower one.
-        positives, negatives = positive_value.cumsum(0)[:-1], sum_from(negative_value)[1:]
+        P = positive_value.cumsum(0)[:-1]
+        N = sum_from(negative_value)[1:]
         if self.counted == "surrogate":
-            positives = positives + upper * sum_from(positive_weight)[1:]
-            negatives = negatives + lower * negative_weight.cumsum(0)[:-1]
-        return positives, negatives
+            # The others count with the candidate as their ratio.
+            P = P + upper * sum_from(positive_weight)[1:]
+            N = N + lower * negative_weight.cumsum(0)[:-1]
+        return P, N
 
     def _satisfied(self, positive: Tensor, negative: Tensor) -> Tensor:
+        """Returns where the criterion is satisfied by contributions P and N of positive and negative tokens."""
         if self.contribution == "share":
             denominator = positive + negative
         elif self.contribution == "net":
@@ -249,27 +293,48 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         return (positive / denominator >= self.target) | (negative <= 0)
 
 
-def magnitude_sums(values: Tensor, slot: Tensor, positive: int, negative: int) -> Tensor:
-    """Each sequence's sums of the values' magnitudes by slot, (sequences, positive + negative), float64.
+def magnitude_sums(values: Tensor, slot: Tensor, positive_slots: int, negative_slots: int) -> Tensor:
+    """Returns each sequence's sums of the values' magnitudes by slot.
 
-    They are counted in whole numbers. Each sign has its own unit, because a single large value of the other sign would
-    leave little of its sums. On an accelerator, "sequence" is a part of one. The slots of positive tokens come first.
+    They are counted in whole numbers of a unit. Each sign has its own unit: with one unit for both, a large value of
+    one sign would make the other sign's sums coarse.
+
+    Args:
+        values: contributions, w A or w A r, of either sign and 0 for tokens that do not contribute: (sequences,
+            length), float32 or float64.
+        slot: int64, (sequences, length); the slots of positive tokens come before those of negative ones.
+        positive_slots: how many slots positive tokens have.
+        negative_slots: how many slots negative tokens have.
+
+    Returns:
+        (rows, positive_slots + negative_slots), float64, where rows are what `parts` makes of the sequences.
     """
     values = parts(values)
-    # The largest magnitude of each sign, rounded up to a power of two, holds UNITS of its units.
-    largest = values.amax(-1, keepdim=True), -values.amin(-1, keepdim=True)
-    units = [one.clamp(min=LEAST_LARGEST).log2().ceil().exp2() / UNITS for one in largest]
-    whole = (values / where(values < 0, units[1], units[0])).abs().round()
-    of_slot = torch.cat([units[0].expand(-1, positive), units[1].expand(-1, negative)], 1).to(float64)
-    return whole_sums(parts(slot), whole, positive + negative) * of_slot
+    slot = parts(slot)
+    # The largest magnitude of each sign, rounded up to a power of two, holds UNITS_IN_LARGEST of its units.
+    positive_unit = _unit(values.amax(-1, keepdim=True))
+    negative_unit = _unit(-values.amin(-1, keepdim=True))
+    whole = (values / where(values < 0, negative_unit, positive_unit)).abs().round()
+    unit_of_slot = torch.cat(
+        [positive_unit.expand(-1, positive_slots), negative_unit.expand(-1, negative_slots)], 1
+    ).to(float64)
+    return whole_sums(slot, whole, positive_slots + negative_slots) * unit_of_slot
+
+
+def _unit(largest: Tensor) -> Tensor:
+    """Returns the unit in which magnitudes up to the largest one are counted, a power of two."""
+    return largest.clamp(min=LEAST_LARGEST).log2().ceil().exp2() / UNITS_IN_LARGEST
 
 
 def sum_from(values: Tensor) -> Tensor:
-    """The sum of each entry and all after it. Total minus cumulative sum would leave rounding errors where it is 0."""
+    """Returns the sum of each entry and all after it.
+
+    Total minus cumulative sum would leave rounding errors where it is 0.
+    """
     return values.flip(0).cumsum(0).flip(0)
 
 
 def first_true(satisfied: Tensor) -> Tensor:
-    """Index, (1,), of the first True, or the last index if there is none."""
+    """Returns the index, (1,), of the first True, or the last index if there is none."""
     unsatisfied_before = (~satisfied).to(torch.int64).cumprod(0).sum(0, keepdim=True)
     return unsatisfied_before.clamp(max=len(satisfied) - 1)

@@ -6,6 +6,7 @@ from torch import Tensor, where
 
 from verl_clipx.losses.base.method import LARGEST_BOUND, Bounds, ConstantWeight, FixedBounds, limit_parameter
 from verl_clipx.losses.base.tokens import Tokens
+from verl_clipx.losses.base.width import Width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,8 @@ class Cispo(ConstantWeight, FixedBounds, name="cispo", source="MiniMax-M1 (arXiv
     r > mask_high.
     """
 
+    bounds_width = Width(every_sign=True)
+
     mask_low: float | None = limit_parameter(
         None, "drop tokens with A < 0 and a ratio below this; null: drop none", "paper", at_least=0, at_most=1
     )
@@ -24,7 +27,8 @@ class Cispo(ConstantWeight, FixedBounds, name="cispo", source="MiniMax-M1 (arXiv
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        A, r = t.advantages, t.ratio
+        A = t.advantages
+        r = t.ratio
         weight = bounds.clip(r)
         if self.mask_low is not None:
             weight = where((A < 0) & (r < self.mask_low), 0.0, weight)

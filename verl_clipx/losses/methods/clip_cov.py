@@ -35,7 +35,8 @@ class AboutMeans(Method):
 
 def covariance_parameter(default: float, side: str, key: str) -> Any:
     """A bound on the covariance of the tokens that are eligible; `key` ends the name of verl's."""
-    allowed, meaning = number(at_least=-1e4, at_most=1e4), f"tokens with a covariance {side} this are eligible"
+    allowed = number(at_least=-1e4, at_most=1e4)
+    meaning = f"tokens with a covariance {side} this are eligible"
     return parameter(default, allowed, meaning, "paper", VerlKey((f"policy_loss.clip_cov_{key}",)))
 
 
@@ -95,7 +96,8 @@ class ClipCov(
 
     def decide(self, statistics: Tensor) -> Tensor:
         """The two means; the share of the tokens that are eligible; the probability that an eligible token is drawn."""
-        number, eligible = statistics[:1], statistics[SUMS:]
+        number = statistics[:1]
+        eligible = statistics[SUMS:]
         wanted = (self.share * number).floor().clamp(min=1.0)
         return cat(
             [means_of(statistics), ratio_or_zero(eligible, number), ratio_or_zero(wanted, eligible).clamp(max=1)]
@@ -103,7 +105,8 @@ class ClipCov(
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         """PPO's bounds, and for drawn tokens bounds that no ratio is within."""
-        fixed, drawn = FixedBounds.bounds(self, t, decision), self.drawn(t, decision)
+        fixed = FixedBounds.bounds(self, t, decision)
+        drawn = self.drawn(t, decision)
         empty = where(t.advantages < 0, torch.inf, 0.0).to(t.ratio.dtype)
         return Bounds(where(drawn, empty, fixed.low), where(drawn, empty, fixed.high))
 

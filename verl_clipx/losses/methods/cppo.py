@@ -31,6 +31,10 @@ class Cppo(ConstantWeight, name="cppo", source="CPPO (arXiv 2606.10968v2), Eq. 8
     by_sequence = True
     bounds_on = "change of the token's probability"
     formula = ("-c / w", "c / w")
+    symbols = (
+        "c at most {threshold}, less what the tokens before have used, w from 1 at the first token to "
+        "{weight_last} at the last"
+    )
 
     threshold: float = parameter(
         0.15,
@@ -61,12 +65,14 @@ class Cppo(ConstantWeight, name="cppo", source="CPPO (arXiv 2606.10968v2), Eq. 8
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         """The room of each token over its weight, either way."""
-        place, number_of_tokens = t.mask.cumsum(-1), t.mask.sum(-1, keepdim=True)
+        place = t.mask.cumsum(-1)
+        number_of_tokens = t.mask.sum(-1, keepdim=True)
         length = number_of_tokens if self.length is None else torch.full_like(number_of_tokens, self.length)
         passed = ((place - 1).to(t.ratio.dtype) / (length - 1).clamp(min=1)).clamp(0.0, 1.0)
         weight = 1 - (1 - self.weight_last) * passed
         moved = where(t.mask, self.bounded(t).abs(), 0.0)
-        least, most = self.budget, self.budget * self.budget_factor
+        least = self.budget
+        most = self.budget * self.budget_factor
         budget = quantile(moved, t.mask, QUANTILE).clamp(least, most)
         # Without the token itself.
         gained = where(t.mask, budget * weight - weight * moved, 0.0)
@@ -88,11 +94,13 @@ def quantile(values: Tensor, mask: Tensor, share: float) -> Tensor:
     number = mask.sum(-1, keepdim=True)
     place = share * (number - 1).clamp(min=0).to(values.dtype)
     first = place.floor()
-    low, high = torch.zeros_like(place), torch.ones_like(place)
+    low = torch.zeros_like(place)
+    high = torch.ones_like(place)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         enough = (mask & (values <= middle)).sum(-1, keepdim=True) > first
-        low, high = where(enough, low, middle), where(enough, middle, high)
+        low = where(enough, low, middle)
+        high = where(enough, middle, high)
     within = mask & (values <= high)
     below = where(within, values, 0.0).amax(-1, keepdim=True)
     above = where(mask & ~within, values, math.inf).amin(-1, keepdim=True)

@@ -22,6 +22,7 @@ class Ctpo(Method, name="ctpo", source="CTPO (arXiv 2605.07331), as its authors'
     by_sequence = True
     bounds_on = "prefix's ratio"
     formula = ("exp(-{width_low} t^{power})", "exp({width_high} t^{power})")
+    symbols = "t the token's position"
 
     width_low: float = parameter(
         0.025, number(above=0, at_most=5), "log-width of the first token's lower bound", "release"
@@ -52,7 +53,8 @@ class Ctpo(Method, name="ctpo", source="CTPO (arXiv 2605.07331), as its authors'
         return saturate(t.log_ratio.cumsum(-1)).exp()
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        A, R = t.advantages, self.bounded(t)
+        A = t.advantages
+        R = self.bounded(t)
         clipped = bounds.clipped(R, A)
         if self.width_dual is not None:
             clipped = clipped | ((A < 0) & ((self.width_dual * self._scale(t)).exp() < R))
@@ -60,7 +62,8 @@ class Ctpo(Method, name="ctpo", source="CTPO (arXiv 2605.07331), as its authors'
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """max(-A R, -A clip(R)), and at most -A exp(width_dual t^power) where A < 0."""
-        A, value = t.advantages, bounds.surrogate(self.bounded(t), t.advantages)
+        A = t.advantages
+        value = bounds.surrogate(self.bounded(t), t.advantages)
         if self.width_dual is None:
             return value
         return where(A < 0, minimum(value, -A * (self.width_dual * self._scale(t)).exp()), value)

@@ -27,6 +27,7 @@ class Dcpo(ClippedSurrogate, name="dcpo", source="DCPO (arXiv 2509.02333), Eq. 4
     """
 
     formula = ("(1 + √(1 - 4 · {epsilon_low} / q)) / 2", "(1 + √(1 + 4 · {epsilon_high} / q)) / 2")
+    symbols = "q the token's old probability, the root of a negative number taken to be 0"
 
     dual_clip: float | None = dual_clip_parameter(10.0, "paper")
 

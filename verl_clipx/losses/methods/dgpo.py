@@ -9,6 +9,7 @@ from verl_clipx.losses.base.method import NODE, Bounds, FixedBounds, clamp_param
 from verl_clipx.losses.base.parameters import number, parameter
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.losses.base.tokens import Tokens
+from verl_clipx.losses.base.width import Width
 
 
 def decay_parameter(default: float, at_least: float, at_most: float, meaning: str) -> Any:
@@ -23,6 +24,8 @@ class Dgpo(FixedBounds, name="dgpo", source="DGPO (arXiv 2603.14389), Eq. 9-10")
     F = r (r / low)^n where A < 0 and r < low, r (high / r)^(1/m) where A > 0 and r > high, and r elsewhere. F is
     continuous at both bounds. With m = 1, its upper bound is constant, as in GPPO.
     """
+
+    bounds_width = Width()
 
     log_ratio_clamp: float | None = clamp_parameter(
         None,
@@ -39,7 +42,8 @@ class Dgpo(FixedBounds, name="dgpo", source="DGPO (arXiv 2603.14389), Eq. 9-10")
                 raise Refusal(f"{NODE}.{key}", getattr(self, key), "DGPO scales its decay by the bound", "Set one.")
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        A, r = t.advantages, t.free_ratio
-        weight = where(t.live, r, 0.0)
+        A = t.advantages
+        r = t.free_ratio
+        weight = where(t.unclamped, r, 0.0)
         weight = where((A < 0) & (r < bounds.low), r * (r / bounds.low) ** self.n, weight)
         return where((A > 0) & (r > bounds.high), r * (bounds.high / r) ** (1 / self.m), weight)

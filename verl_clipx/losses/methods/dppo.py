@@ -9,6 +9,7 @@ from torch import Tensor, where
 from verl_clipx.losses.base.method import DUAL_CLIP, Bounds, ConstantWeight, limit_parameter
 from verl_clipx.losses.base.parameters import VerlKey, choice, number, optional, parameter
 from verl_clipx.losses.base.tokens import Tokens
+from verl_clipx.losses.base.width import Width
 
 # Added to both probabilities of the other tokens, as in the release: the paper's formula is 0/0 where they are 0.
 SMALLEST = 1e-8
@@ -36,6 +37,11 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
 
     bounds_on = "divergence ({divergence}) of the token's probability"
     formula = ("-{threshold_low}", "{threshold_high}")
+    bounds_width = Width(
+        quantity="difference",
+        parameters=("threshold_low", "threshold_high"),
+        only_with=(("divergence", "tv"),),
+    )
 
     divergence: str = parameter(
         "tv",
@@ -51,7 +57,8 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         """The bounds on the signed divergence."""
-        low, high = self.threshold_low, self.threshold_high
+        low = self.threshold_low
+        high = self.threshold_high
         return Bounds(-math.inf if low is None else -low, math.inf if high is None else high)
 
     def bounded(self, t: Tokens) -> Tensor:

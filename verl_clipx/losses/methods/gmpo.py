@@ -39,6 +39,7 @@ class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), Eq. 4"):
 
     def _geometric_mean(self, t: Tokens, bounds: Bounds) -> Tensor:
         low = math.log(bounds.low) if bounds.low > 0 else -math.inf
-        A, log_ratio = t.advantages, t.log_ratio
+        A = t.advantages
+        log_ratio = t.log_ratio
         limited = where(A > 0, log_ratio.clamp(max=math.log(bounds.high)), log_ratio.clamp(min=low))
         return saturate(t.sequence_mean(where(A == 0, 0.0, limited))).exp().expand_as(t.ratio)

@@ -6,17 +6,22 @@ from torch import Tensor, where
 
 from verl_clipx.losses.base.method import Bounds, FixedBounds
 from verl_clipx.losses.base.tokens import Tokens
+from verl_clipx.losses.base.width import Width
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gppo(FixedBounds, name="gppo", source="GPPO (arXiv 2508.07629), in the form of DGPO's Eq. 4"):
     """Tokens outside the bounds keep the bound as their weight.
 
-    F = low where A < 0 and r < low, high where A > 0 and r > high, and r elsewhere.
+    F = low where A < 0 and r < low, high where A > 0 and r > high, and r elsewhere, but 0 in place of r where the
+    log-ratio clamp acts.
     """
 
+    bounds_width = Width()
+
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        A, r = t.advantages, t.free_ratio
-        weight = where(t.live, r, 0.0)
+        A = t.advantages
+        r = t.free_ratio
+        weight = where(t.unclamped, r, 0.0)
         weight = where((A < 0) & (r < bounds.low), bounds.low, weight)
         return where((A > 0) & (r > bounds.high), bounds.high, weight)

@@ -6,6 +6,7 @@ from torch import Tensor, minimum, where
 
 from verl_clipx.losses.base.method import Bounds, FixedBounds, Method, dual_clip_parameter
 from verl_clipx.losses.base.tokens import Tokens
+from verl_clipx.losses.base.width import Width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +21,17 @@ class ClippedSurrogate(Method):
     dual_clip: float | None = dual_clip_parameter(None, "paper")
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        A, r = t.advantages, t.free_ratio
-        clipped = bounds.clipped(r, A) | ~t.live
+        A = t.advantages
+        r = t.free_ratio
+        clipped = bounds.clipped(r, A) | ~t.unclamped
         if self.dual_clip is not None:
             clipped = clipped | ((A < 0) & (r > self.dual_clip))
         return where(clipped, 0.0, r)
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """max(-A r, -A clip(r)), and at most -A dual_clip where A < 0."""
-        A, value = t.advantages, bounds.surrogate(t.ratio, t.advantages)
+        A = t.advantages
+        value = bounds.surrogate(t.ratio, t.advantages)
         if self.dual_clip is None:
             return value
         return where(A < 0, minimum(value, -A * self.dual_clip), value)
@@ -39,5 +42,7 @@ class Grpo(
     ClippedSurrogate, FixedBounds, name="grpo", source="GRPO (arXiv 2402.03300); DAPO (arXiv 2503.14476), Eq. 10"
 ):
     """PPO's clip with separate lower and upper bounds (DAPO's clip-higher with clip_high 1.28)."""
+
+    bounds_width = Width(mask=True)
 
     dual_clip: float | None = dual_clip_parameter(3.0, "choice")

@@ -8,6 +8,7 @@ from torch import Tensor, where
 from verl_clipx.losses.base.method import Bounds, FixedBounds, clamp_parameter, lower_bound, upper_bound
 from verl_clipx.losses.base.parameters import LOWER_WIDTH, UPPER_WIDTH
 from verl_clipx.losses.base.tokens import Tokens, saturate
+from verl_clipx.losses.base.width import Width
 
 OF_TOKENS = "the ratio of a sequence stays close to 1, so that bounds for the ratios of tokens would clip nothing"
 
@@ -22,6 +23,8 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
 
     by_sequence = True
     bounds_on = "sequence's ratio"
+    # The ratio of a sequence stays close to 1.
+    bounds_width = Width(floor=1e-5, ceiling=0.05)
 
     clip_low: float | None = lower_bound(
         0.9997, "paper", LOWER_WIDTH._replace(usual_because=OF_TOKENS), of=bounds_on, usual=(0.99, 1)

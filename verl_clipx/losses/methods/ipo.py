@@ -9,6 +9,7 @@ from verl_clipx.losses.base.method import Bounds, limit_parameter
 from verl_clipx.losses.base.parameters import number, optional, parameter
 from verl_clipx.losses.base.pull import WithPull
 from verl_clipx.losses.base.tokens import Tokens
+from verl_clipx.losses.base.width import Width
 
 
 def pull_parameter(default: float) -> Any:
@@ -41,10 +42,11 @@ class MovedTooFar(WithPull):
 
     def own_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         """min(r, ratio_cap) of the tokens that are kept."""
-        moved, weight = self.bounded(t), t.free_ratio
+        moved = self.bounded(t)
+        weight = t.free_ratio
         dropped = (moved < bounds.low) | (moved > bounds.high)
         if self.ratio_cap is None:
-            dropped = dropped | ~t.live
+            dropped = dropped | ~t.unclamped
         else:
             weight = weight.clamp(max=self.ratio_cap)
         return where(dropped, 0.0, weight)
@@ -64,6 +66,7 @@ class Ipo(MovedTooFar, name="ipo", source="prime-rl's default loss since Septemb
 
     bounds_on = "change of the token's probability"
     formula = ("-{threshold}", "{threshold}")
+    bounds_width = Width(quantity="difference", parameters=("threshold",), every_sign=True)
 
     threshold: float | None = parameter(
         0.3,

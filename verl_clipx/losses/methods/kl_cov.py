@@ -16,7 +16,8 @@ from verl_clipx.losses.methods.clip_cov import SUMS, AboutMeans, covariances, me
 
 # Buckets of equal logarithmic width, 0.8 %, between the two edges; the first and the last bucket are open.
 BUCKETS = 2048
-LOWEST_EDGE, HIGHEST_EDGE = 1e-4, 1e3
+LOWEST_EDGE = 1e-4
+HIGHEST_EDGE = 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +64,16 @@ class KlCov(AboutMeans, WithPull, name="kl_cov", source="The Entropy Mechanism (
 
     def decide(self, statistics: Tensor) -> Tensor:
         """The two means, the edges of the bucket in which the share ends, and the part of it that is penalised."""
-        number, counts = statistics[:1], statistics[SUMS:]
+        number = statistics[:1]
+        counts = statistics[SUMS:]
         # At least one token, as in verl.
         wanted = (self.share * number).floor().clamp(min=1.0)
         from_above = counts.flip(0).cumsum(0)
         steps_down = (from_above < wanted).sum(0, keepdim=True).clamp(max=BUCKETS - 1)
-        last, open_end = BUCKETS - 1 - steps_down, torch.full_like(counts[:1], torch.inf)
-        edges, inside = cat([-open_end, inner_edges(statistics.device), open_end]), counts.gather(0, last)
+        last = BUCKETS - 1 - steps_down
+        open_end = torch.full_like(counts[:1], torch.inf)
+        edges = cat([-open_end, inner_edges(statistics.device), open_end])
+        inside = counts.gather(0, last)
         part = ratio_or_zero(wanted - from_above.gather(0, steps_down) + inside, inside)
         return cat([means_of(statistics), edges.gather(0, last), edges.gather(0, last + 1), part])
 
@@ -95,14 +99,15 @@ class KlCov(AboutMeans, WithPull, name="kl_cov", source="The Entropy Mechanism (
         return (t.advantages != 0) & ((t.log_prob > bounds.high) | (t.log_prob < bounds.low))
 
     def own_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        return where(t.live, t.free_ratio, 0.0)
+        return where(t.unclamped, t.free_ratio, 0.0)
 
     def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
         """coefficient * |log r| where a token is penalised, and its derivative."""
-        penalised, x = self.penalised(t, bounds), t.log_ratio
+        penalised = self.penalised(t, bounds)
+        x = t.log_ratio
         return (
             where(penalised, self.coefficient * x.abs(), 0.0),
-            where(penalised & t.live, self.coefficient * x.sign(), 0.0),
+            where(penalised & t.unclamped, self.coefficient * x.sign(), 0.0),
         )
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:

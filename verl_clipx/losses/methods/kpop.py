@@ -44,6 +44,7 @@ class Kpop(MovedTooFar, name="kpop", source="KPop (Ring 2.6's notes, May 2026), 
         """The larger divergence, below 0 where the probability fell."""
         p, q = (values.exp().clamp(SMALLEST, 1 - SMALLEST) for values in (t.log_prob, t.old_log_prob))
         # KL(p, q) = p x - (1 - p) y and KL(q, p) = (1 - q) y - q x; both signs of p - q.
-        x, y = p.log() - q.log(), (-q).log1p() - (-p).log1p()
+        x = p.log() - q.log()
+        y = (-q).log1p() - (-p).log1p()
         largest = (p * x - (1 - p) * y).maximum((1 - q) * y - q * x).clamp(min=0.0)
         return where(p < q, -largest, largest)

@@ -51,6 +51,7 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
 
     bounds_on = "log-ratio"
     formula = ("-tau", "tau")
+    symbols = "the largest tau with a second moment of at most {threshold}"
 
     threshold: float = parameter(
         0.04, number(at_least=1e-4, at_most=1), "largest second moment of the log-ratio (the paper's tau_M2)", "paper"
@@ -77,58 +78,78 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         return ("rollout_log_prob",) if self.behaviour == "rollout" else ()
 
     def bounded(self, t: Tokens) -> Tensor:
-        """The log-ratio to the policy that sampled."""
-        behaviour = t.rollout_log_prob if self.behaviour == "rollout" else t.old_log_prob
-        return saturate(t.log_prob - behaviour)
+        """Returns the quantity that is bounded: the log-ratio to the policy that sampled."""
+        sampler_log_prob = t.rollout_log_prob if self.behaviour == "rollout" else t.old_log_prob
+        return saturate(t.log_prob - sampler_log_prob)
 
     never_negative = slice(None)
     statistics_size = 2 * OCTAVES.buckets
 
     def statistics(self, t: Tokens) -> Tensor:
-        """For each bucket of |log r|: the number of tokens that PPO's clip acts on, then the sum of their (log r)^2."""
-        A, x = t.advantages, self.bounded(t)
-        counted = t.mask & (((A > 0) & (x > 0)) | ((A < 0) & (x < 0)))
-        return OCTAVES.sums(x, counted)
+        """Returns two numbers for each bucket of |log r|, of the tokens that PPO's clip acts on.
+
+        The first half holds how many of these tokens fall into each bucket, the second half the sum of their (log r)^2.
+        """
+        A = t.advantages
+        log_ratio = self.bounded(t)
+        rising = (A > 0) & (log_ratio > 0)
+        falling = (A < 0) & (log_ratio < 0)
+        return OCTAVES.counts_and_squares(log_ratio, t.mask & (rising | falling))
 
     def decide(self, statistics: Tensor) -> Tensor:
-        """tau, which is infinite if nothing is masked; the second moment before and after; the share that is masked."""
-        of_buckets = statistics.view(2, -1)
-        number, total = of_buckets.cumsum(1)
-        inner = OCTAVES.edges(statistics.device)
-        everyone, left = number[-1:], number[-1:] - number
+        """Chooses tau, the largest edge at which the second moment is at most the threshold.
+
+        Returns:
+            (4,), float64: tau, which is infinite if nothing is masked; the second moment before and after masking; the
+            share of the tokens that is masked.
+        """
+        counts, squares = statistics.view(2, -1)
+        # Each entry from here on is about one choice of tau: the upper edge of its bucket.
+        kept_count = counts.cumsum(0)
+        kept_squares = squares.cumsum(0)
+        all_count = kept_count[-1:]
+        all_squares = kept_squares[-1:]
+        masked_count = all_count - kept_count
+        edges = OCTAVES.edges(statistics.device)
         if self.moment == "kept":
-            mean = ratio_or_zero(total, number)
+            moment = ratio_or_zero(kept_squares, kept_count)
         else:
-            mean = ratio_or_zero(total + left * cat([inner, inner[-1:]]).square(), everyone)
+            # The last bucket has no upper edge. No token is masked there, so that any number serves.
+            caps = cat([edges, edges[-1:]])
+            moment = ratio_or_zero(kept_squares + masked_count * caps.square(), all_count)
         # The first bucket always fits: its squares are at most 2^-20.
-        last = (mean <= self.threshold).to(int64).cumprod(0).sum(0, keepdim=True) - 1
-        tau = cat([inner, torch.full_like(inner[:1], torch.inf)]).gather(0, last)
-        before, after = ratio_or_zero(total[-1:], everyone), mean.gather(0, last)
-        return cat([tau, before, after, ratio_or_zero(left.gather(0, last), everyone)])
+        fitting = (moment <= self.threshold).to(int64).cumprod(0)
+        chosen = fitting.sum(0, keepdim=True) - 1
+        tau = cat([edges, torch.full_like(edges[:1], torch.inf)]).gather(0, chosen)
+        moment_before = ratio_or_zero(all_squares, all_count)
+        moment_after = moment.gather(0, chosen)
+        masked_share = ratio_or_zero(masked_count.gather(0, chosen), all_count)
+        return cat([tau, moment_before, moment_after, masked_share])
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        tau, _, _, _ = decision.to(t.ratio.dtype).unbind()
+        tau = decision.to(t.ratio.dtype)[0]
         return Bounds(-tau, tau)
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
-        tau, before, after, masked = decision.unbind()
+        tau, moment_before, moment_after, masked_share = decision.unbind()
         return {
             "log_ratio_bound": tau.clamp(max=LARGEST),
-            "second_moment_before": before,
-            "second_moment_after": after,
-            "masked_share": masked,
+            "second_moment_before": moment_before,
+            "second_moment_after": moment_after,
+            "masked_share": masked_share,
         }
 
     def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
-        """The narrowest bound of any update, and the last update's."""
+        """Returns the narrowest bound of any update, and the last update's bound."""
         bounds = metrics["log_ratio_bound"]
         if len(bounds) == 1:
             return {}
         return {"log_ratio_bound_lowest": min(bounds), "log_ratio_bound_last": bounds[-1]}
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        x = self.bounded(t)
-        masked = bounds.clipped(x, t.advantages)
+        """Returns the ratio to the policy that sampled, and 0 for tokens whose log-ratio lies outside the bounds."""
+        log_ratio = self.bounded(t)
+        masked = bounds.clipped(log_ratio, t.advantages)
         if self.log_ratio_clamp is not None:
-            masked = masked | (x.abs() > self.log_ratio_clamp)
-        return where(masked, 0.0, x.exp())
+            masked = masked | (log_ratio.abs() > self.log_ratio_clamp)
+        return where(masked, 0.0, log_ratio.exp())

@@ -30,6 +30,7 @@ class P3o(WithPull, ConstantWeight, name="p3o", source="P3O (arXiv 2605.12380), 
     """
 
     formula = ("", "E")
+    symbols = "E the effective sample size of the mini-batch's ratios, at most 1, with a pull back"
 
     logs = (
         of_decision(

@@ -12,7 +12,8 @@ from verl_clipx.losses.base.tokens import Tokens
 
 def temperature_parameter(default: float, tokens: str, key: str) -> Any:
     """The temperature of some tokens. verl's sapo reads `key`, its scripts set it under policy_loss."""
-    allowed, verl = number(at_least=0.01, at_most=100, usual=(0.5, 10)), VerlKey((key, f"policy_loss.{key}"))
+    allowed = number(at_least=0.01, at_most=100, usual=(0.5, 10))
+    verl = VerlKey((key, f"policy_loss.{key}"))
     meaning = f"temperature of {tokens}; larger: a narrower gate"
     return parameter(default, allowed, meaning, "paper", verl, role="soft gate")
 
@@ -33,7 +34,7 @@ class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
         r = t.free_ratio
         x = self._temperature(t) * (r - 1)
         # 1 - sigmoid(x) is sigmoid(-x) without the rounding.
-        return where(t.live, 4 * sigmoid(x) * sigmoid(-x) * r, 0.0)
+        return where(t.unclamped, 4 * sigmoid(x) * sigmoid(-x) * r, 0.0)
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """-A f(r)."""

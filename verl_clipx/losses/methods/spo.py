@@ -34,9 +34,10 @@ class Spo(Method, name="spo", source="Simple Policy Optimization (arXiv 2401.160
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         r = t.free_ratio.clamp(max=LARGEST_RATIO)
-        return where(t.live, r * (1 - t.advantages.sign() * (r - 1) / self.epsilon), 0.0)
+        return where(t.unclamped, r * (1 - t.advantages.sign() * (r - 1) / self.epsilon), 0.0)
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """|A| (r - 1)^2 / (2 epsilon) - A r."""
-        A, r = t.advantages, t.ratio.clamp(max=LARGEST_RATIO)
+        A = t.advantages
+        r = t.ratio.clamp(max=LARGEST_RATIO)
         return A.abs() * (r - 1).square() / (2 * self.epsilon) - A * r

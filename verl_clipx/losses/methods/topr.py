@@ -61,11 +61,13 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
         positive = limits(self.positive_low, self.positive_high)
         negative = limits(self.negative_low, self.negative_high)
         # Two numbers alone would make float32 of float64.
-        low, high = t.ratio.new_full((), negative.low), t.ratio.new_full((), negative.high)
+        low = t.ratio.new_full((), negative.low)
+        high = t.ratio.new_full((), negative.high)
         return Bounds(where(t.advantages < 0, low, positive.low), where(t.advantages < 0, high, positive.high))
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        A, ratio = t.advantages, self.bounded(t)
+        A = t.advantages
+        ratio = self.bounded(t)
         positive = ratio.clamp(self.positive_low, self.positive_high)
         return where(A < 0, ratio.clamp(self.negative_low, self.negative_high), positive)
 

@@ -6,6 +6,7 @@ from torch import Tensor, where
 
 from verl_clipx.losses.base.method import Bounds, ConstantWeight, FixedBounds
 from verl_clipx.losses.base.tokens import Tokens
+from verl_clipx.losses.base.width import Width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,8 @@ class TwoSided(
 
     Both sources measure the ratio from the policy that sampled.
     """
+
+    bounds_width = Width(every_sign=True, mask=True)
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         r = t.free_ratio

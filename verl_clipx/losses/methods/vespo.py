@@ -11,7 +11,8 @@ from verl_clipx.losses.base.parameters import number, parameter
 from verl_clipx.losses.base.tokens import Tokens
 
 # The range of the sequence's log-ratio in TRL and in the authors' code.
-LOWEST, HIGHEST = math.log(1e-8), 20.0
+LOWEST = math.log(1e-8)
+HIGHEST = 20.0
 
 
 def weight_parameter(default: float, at_most: float, meaning: str) -> Any:
@@ -46,7 +47,8 @@ class Vespo(
         return self._log_ratio(t).exp().expand_as(t.ratio)
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        log_w, negative = self._log_ratio(t), t.advantages < 0
+        log_w = self._log_ratio(t)
+        negative = t.advantages < 0
         # Two numbers alone would make float32 of float64.
         k = where(negative, full_like(t.ratio, self.k_negative), self.k_positive)
         decay = where(negative, full_like(t.ratio, self.lambda_negative), self.lambda_positive)

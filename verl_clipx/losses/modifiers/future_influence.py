@@ -11,7 +11,8 @@ from verl_clipx.losses.base.parameters import Parameters, number, optional, para
 from verl_clipx.losses.base.tokens import Tokens
 
 # The weights of tokens with A < 0 and a ratio above `safe_ratio` stay between these, in the authors' release.
-SAFE_LOW, SAFE_HIGH = 0.8, 1.0
+SAFE_LOW = 0.8
+SAFE_HIGH = 1.0
 
 # A token that counts half so often adds nothing in float64.
 SMALLEST_HALVINGS = 64

@@ -2,8 +2,8 @@
 
 import functools
 import math
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 from torch import Tensor, cat, float64, int64, where
 
@@ -13,44 +13,10 @@ from verl_clipx.losses.base.parameters import Parameters, choice, number, option
 from verl_clipx.losses.base.refusal import ABSENT, Refusal
 from verl_clipx.losses.base.shared_metrics import HELD_MISSED, HELD_REACHED, HELD_WIDTH
 from verl_clipx.losses.base.tokens import Tokens
+from verl_clipx.losses.base.width import Width
 
-CLIP_FRACTION, SECOND_MOMENT = "clip_fraction", "second_moment"
-
-
-class Width(NamedTuple):
-    """The quantity that a method's bounds are a width of.
-
-    Attributes:
-        of: what `Method.bounded` returns: a "ratio" about 1, or a "difference" about 0.
-        parameters: the bounds where no target is held; it takes their place.
-        every_sign: whether the clip acts wherever the value is outside, whichever sign the advantage has.
-        mask: whether F is 0 or the ratio of a token: the second moment of what is kept then grows with the width.
-        floor, ceiling: the usual ends of a width.
-        only_with: parameters with the value that each must have; with another there is no width.
-    """
-
-    of: str = "ratio"
-    parameters: tuple[str, ...] = ("clip_low", "clip_high")
-    every_sign: bool = False
-    mask: bool = False
-    floor: float = 0.05
-    ceiling: float = 1.0
-    only_with: tuple[tuple[str, str], ...] = ()
-
-
-# By a method's name, which the methods that are derived from it share. Another one's bounds can hold no target.
-WIDTHS = {
-    "grpo": Width(mask=True),
-    "two_sided": Width(every_sign=True, mask=True),
-    "cispo": Width(every_sign=True),
-    "gppo": Width(),
-    "ce_gppo": Width(),
-    "dgpo": Width(),
-    # The ratio of a sequence stays close to 1.
-    "gspo": Width(floor=1e-5, ceiling=0.05),
-    "ipo": Width("difference", ("threshold",), every_sign=True),
-    "dppo": Width("difference", ("threshold_low", "threshold_high"), only_with=(("divergence", "tv"),)),
-}
+CLIP_FRACTION = "clip_fraction"
+SECOND_MOMENT = "second_moment"
 ENDS = optional(number(at_least=1e-6, at_most=LARGEST_BOUND - 1))
 
 
@@ -106,13 +72,18 @@ class HeldBounds(Method):
         return {name: role for name, role in super().limits.items() if name not in self.solved_parameters}
 
     def statistics(self, t: Tokens) -> Tensor:
-        """`Octaves.sums` of the distances. A share is of all tokens: those that the clip can't act on have none."""
-        A, x = t.advantages, self.bounded(t)
-        x = x.log() if self.bounds_width.of == "ratio" else x
+        """Returns `Octaves.counts_and_squares` of the distances.
+
+        A share is of all tokens: those that the clip can't act on have the distance 0.
+        """
+        A = t.advantages
+        x = self.bounded(t)
+        x = x.log() if self.bounds_width.quantity == "ratio" else x
         acts = ((A > 0) & (x > 0)) | ((A < 0) & (x < 0))
         if self.bounds_width.every_sign:
             acts = (A.abs() > 0) & (x.abs() > 0)
-        return self.octaves.sums(where(acts, x, 0.0), t.mask if self.hold.target == CLIP_FRACTION else t.mask & acts)
+        counted = t.mask if self.hold.target == CLIP_FRACTION else t.mask & acts
+        return self.octaves.counts_and_squares(where(acts, x, 0.0), counted)
 
     def decide(self, statistics: Tensor) -> Tensor:
         edges = self.octaves.edges(statistics.device)
@@ -130,38 +101,49 @@ class HeldBounds(Method):
         solved = cat([edges.new_zeros(1), edges, edges.new_full((1,), math.inf)])
         distance = solved.gather(0, place.view(1) + 1).clamp(floor, ceiling)
         # At floor and ceiling it is known at the nearest edge between them.
-        first, last = (edges < floor).sum(), (edges <= ceiling).sum() - 1
+        first = (edges < floor).sum()
+        last = (edges <= ceiling).sum() - 1
         found = reached.gather(0, place.clamp(first, last).view(1))
         return cat([distance, found, (found > self.hold.value).to(float64)])
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         distance, _, _ = decision.to(t.ratio.dtype).unbind()
-        if self.bounds_width.of == "ratio":
+        if self.bounds_width.quantity == "ratio":
             return Bounds((-distance).exp(), distance.exp())
         return Bounds(-distance, distance)
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
         distance, reached, missed = decision.unbind()
-        width = distance.expm1() if self.bounds_width.of == "ratio" else distance
+        width = distance.expm1() if self.bounds_width.quantity == "ratio" else distance
         return {HELD_WIDTH.name: width, HELD_REACHED.name: reached, HELD_MISSED.name: missed}
-
-
-def width_by_name(kind: type[Method]) -> Width | None:
-    """The row of WIDTHS of a class of methods, or of the nearest class that it is derived from."""
-    return next((WIDTHS[base.name] for base in kind.__mro__ if vars(base).get("name") in WIDTHS), None)
 
 
 def width_of(method: Method) -> Width | None:
     """The width that a method's bounds have with its parameters; None if they can hold no target."""
-    width = width_by_name(type(method))
-    has_width = width is not None and all(getattr(method, name) == value for name, value in width.only_with)
-    return width if has_width else None
+    width = method.bounds_width
+    if width is None or any(getattr(method, name) != value for name, value in width.only_with):
+        return None
+    return width
+
+
+def methods_to_choose(method: Method) -> str:
+    """Returns what to do where a method can hold no target: the methods that can, and how one of the user's own can."""
+    names = []
+    for name, kind in METHODS.items():
+        if kind.bounds_width is not None:
+            conditions = [f"{key}={value}" for key, value in kind.bounds_width.only_with]
+            names.append(f"{name} with {' and '.join(conditions)}" if conditions else name)
+    advice = f"Leave it out, or choose one of {', '.join(names)}."
+    is_users = not type(method).__module__.startswith("verl_clipx.")
+    if is_users and not method.statistics_size and method.bounds_width is None:
+        advice += f" If {method.name} clips at fixed bounds, declare bounds_width = verl_clipx.Width()."
+    return advice
 
 
 def distances(width: Width) -> tuple[float, float]:
     """The narrowest and the widest distance of bounds from the centre: of a ratio, that of its logarithm from 0."""
     ends = width.floor, width.ceiling
-    return tuple(map(math.log1p, ends)) if width.of == "ratio" else ends
+    return tuple(map(math.log1p, ends)) if width.quantity == "ratio" else ends
 
 
 def held(method: Method, hold: Hold) -> Method:
@@ -174,11 +156,11 @@ def held(method: Method, hold: Hold) -> Method:
     width = width_of(method)
     if method.statistics_size or width is None:
         why = "follow statistics already" if method.statistics_size else "have no width to solve for"
-        can = ", ".join(name for name, kind in METHODS.items() if width_by_name(kind) is not None)
-        advice = f"Leave it out, or choose one of {can} (dppo with divergence=tv)."
-        raise Refusal(hold.node, ABSENT, f"{method.name} can hold no target: its bounds {why}", advice)
+        raise Refusal(
+            hold.node, ABSENT, f"{method.name} cannot hold a target: its bounds {why}", methods_to_choose(method)
+        )
     if hold.target == SECOND_MOMENT and not width.mask:
-        reason = f"{method.name} is no mask on the ratio of tokens, so that no single width belongs to a value of it"
+        reason = f"{method.name} does not mask tokens by their ratio, so no single width belongs to a value"
         raise Refusal(f"{hold.node}.target", hold.target, reason, f"Choose +{NODE}/hold={CLIP_FRACTION}.")
     if hold.value is None:
         # What a value means, for a user who has to choose one.
@@ -187,12 +169,14 @@ def held(method: Method, hold: Hold) -> Method:
             advice = "0.02 lets the clip act on two tokens in a hundred"
             # Elsewhere the clip acts on more than what PPO would clip.
             advice += "." if width.every_sign else "; with fixed bounds a run logs its own as pg_clipfrac."
-        key, why = f"{hold.node}.value", f"{hold.target} has no value that suits every run"
+        key = f"{hold.node}.value"
+        why = f"{hold.target} has no value that suits every run"
         raise Refusal(key, None, why, f"Set {key}. {advice}")
-    floor, ceiling = hold.floor or width.floor, hold.ceiling or width.ceiling
+    floor = hold.floor or width.floor
+    ceiling = hold.ceiling or width.ceiling
     if floor >= ceiling:
         raise Refusal(f"{hold.node}.floor", floor, f"must be below {hold.node}.ceiling={ceiling:g}")
-    kind = held_class(type(method), hold, width._replace(floor=floor, ceiling=ceiling))
+    kind = held_class(type(method), hold, replace(width, floor=floor, ceiling=ceiling))
     return kind(**{field.name: getattr(method, field.name) for field in fields(method)})
 
 
@@ -208,7 +192,7 @@ def held_class(kind: type[Method], hold: Hold, width: Width) -> type[Method]:
         "octaves": octaves,
         "held_target": f"{hold.target} {hold.value:g} (width {width.floor:g} to {width.ceiling:g})",
         "solved_parameters": width.parameters,
-        "formula": ("1 / (1 + width)", "1 + width") if width.of == "ratio" else ("-width", "width"),
+        "formula": ("1 / (1 + width)", "1 + width") if width.quantity == "ratio" else ("-width", "width"),
         "statistics_size": 2 * octaves.buckets,
     }
     namespace |= {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}

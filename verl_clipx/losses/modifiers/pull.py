@@ -82,7 +82,7 @@ def pulled(method: Method, pull: Pull) -> Method:
     if isinstance(method, WithPull) and method.unconstrained_weight:
         tau = getattr(method, "kl_tau", 0)
         own = f"{NODE}.kl_tau={tau:g}" if tau else "its penalty"
-        reason = f"{method.name} has a pull of its own, {own}"
+        reason = f"{method.name} already has its own pull, {own}"
         raise Refusal(pull.node, ABSENT, reason, f"Leave out +{NODE}/pull, or choose another method.")
     kind = pulled_class(type(method), pull)
     return kind(**{field.name: getattr(method, field.name) for field in fields(method)})

@@ -64,7 +64,8 @@ class Rejection:
             return mask
         log_ratio = log_prob.detach() - old_log_prob
         # A token whose log-ratio is not finite always stays. Without it, verl would not skip the step.
-        finite, clamped = log_ratio.isfinite(), log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+        finite = log_ratio.isfinite()
+        clamped = log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
         rejected = torch.zeros_like(mask)
         for criterion in self.criteria:
             rejected = rejected | criterion.rejects(clamped, mask)

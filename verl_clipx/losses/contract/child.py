@@ -1,0 +1,88 @@
+"""Runs a check in a process of its own: a loss that ends its process must not end the check without a verdict."""
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+# What the child says of itself: a row of the check, an error that it raised, or that it is done.
+Kind = Literal["row", "error", "done"]
+
+
+class EndedEarly(Exception):
+    """The process of a check ended before the check did; says how."""
+
+
+def in_child(check: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    """Yields what a check yields in a fork of this process, or in this process where the platform has no fork.
+
+    Args:
+        check: yields values that can be pickled.
+
+    Raises:
+        EndedEarly: the fork ended before the check did, whatever its exit code.
+        ValueError: the check raised one, or an OSError; has its message.
+        ModuleNotFoundError: the check raised it.
+    """
+    if not hasattr(os, "fork"):
+        yield from check()
+        return
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=send_rows, args=(check, sender))
+    process.start()
+    sender.close()
+    try:
+        while True:
+            kind, content = receive(receiver, process)
+            if kind == "done":
+                return
+            if kind == "error":
+                raise content
+            yield content
+    finally:
+        receiver.close()
+        process.kill()
+        process.join()
+
+
+def receive(receiver: Connection, process: Any) -> tuple[Kind, Any]:
+    """Returns what the child sends next; raises EndedEarly if it has ended."""
+    try:
+        return receiver.recv()
+    except EOFError:
+        process.join()
+    code = process.exitcode
+    how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+    raise EndedEarly(
+        f"the process of the check ended {how} before there was a verdict. "
+        "Remove what ends a process from the loss and its module."
+    ) from None
+
+
+def send_rows(check: Callable[[], Iterator[Any]], sender: Connection) -> None:
+    """Sends what a check yields, and at last that it is done or the error of its user; runs in the child."""
+    work_without_threads()
+    try:
+        for row in check():
+            sender.send(("row", row))
+    except ModuleNotFoundError as error:
+        sender.send(("error", error))
+    except (OSError, ValueError) as error:
+        sender.send(("error", ValueError(str(error))))
+    else:
+        sender.send(("done", None))
+
+
+def work_without_threads() -> None:
+    """Makes torch and its compiler use this thread alone.
+
+    Threads of the original do not exist in a fork, and waiting for one would not end.
+    """
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    if "torch._inductor.config" in sys.modules:
+        sys.modules["torch._inductor.config"].compile_threads = 1
