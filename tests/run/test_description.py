@@ -13,7 +13,7 @@ from tests.claims.configuration import ACTOR, actor_of, merged, parsed
 from tests.losses.methods.at import outcome, tokens_at
 from verl_clipx.losses.methods import BUILT_IN, METHODS
 from verl_clipx.run.description import describe
-from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.record import RunRecord
 from verl_clipx.run.start import decide
 from verl_clipx.training.worker.training_worker import ClipxTraining
 
@@ -22,8 +22,6 @@ BYPASS = "algorithm.rollout_correction.bypass_mode"
 BYPASSED, SOFT = f"{BYPASS}=True", "clipx.function=tests.example_losses:soft"
 ROLLOUT = "actor_rollout_ref.rollout"
 RATIO = "ratio to the policy of old_log_probs"
-# Of verl's default engine.
-NO_TEST = f"no test has run {ACTOR}.strategy=fsdp"
 IDLE = "at ratio 1 but for rounding: clipping has nothing else to act on"
 ONE_UPDATE = f"data.train_batch_size=64 {ACTOR}.ppo_mini_batch_size=64"
 CORRECTION = "algorithm.rollout_correction"
@@ -38,7 +36,7 @@ CORRECTED = (
 )
 CORRECTS = (
     "; rollout correction rollout_is=token (threshold 0.5_5, normalised over the batch), rollout_rs=seq_mean_k3 "
-    f"(threshold 0.03); log-probabilities at temperature 0.6; {NO_TEST};"
+    "(threshold 0.03); log-probabilities at temperature 0.6;"
 )
 
 
@@ -46,7 +44,7 @@ def line_of(words, group=None):
     """The line of a run with these overrides, its groups first."""
     groups = [word for word in words.split() if word.startswith("+")]
     values = parsed(*words.split()[len(groups) :])
-    return decide(merged(groups, values), group=group or groups[0].partition("=")[2]).run.line
+    return decide(merged(groups, values), group=group or groups[0].partition("=")[2]).record.line
 
 
 @pytest.mark.parametrize(
@@ -77,7 +75,7 @@ def line_of(words, group=None):
         ("+clipx=gspo clipx.clip_high=1.28", "clip_high=1.28 (group: 1.0004; unusual, mostly 1 to 1.01);"),
         (
             f"+clipx=observe {ACTOR}.policy_loss.loss_mode=gpg",
-            f"loss gpg, observed (+clipx=observe); loss_agg_mode token-mean, if this loss follows it; {NO_TEST}; old",
+            "loss gpg, observed (+clipx=observe); loss_agg_mode token-mean, if this loss follows it; old",
         ),
         # verl's distillation loss beside the policy loss.
         (f"+clipx=acpo {DISTILLED}", f"as in its group; {DISTILLS}"),
@@ -154,7 +152,7 @@ SEQUENCES = f"(the paper averages each sequence first; set {AGG}=seq-mean-token-
 @pytest.mark.parametrize("group", ["sapo", "gspo", "topr", "acpo", "acpo_reference", "grpo", "dapo"])
 def test_a_paper_that_averages_otherwise_is_named(group):
     of_paper = "" if group == "dapo" else f" {SEQUENCES}"
-    assert f"; loss_agg_mode token-mean{of_paper}; {NO_TEST}; {RATIO}; old_log_probs " in line_of(f"+clipx={group}")
+    assert f"; loss_agg_mode token-mean{of_paper}; {RATIO}; old_log_probs " in line_of(f"+clipx={group}")
     other = line_of(f"+clipx={group} {AGG}=seq-mean-token-mean")
     assert "loss_agg_mode seq-mean-token-mean" in other and (group == "dapo") == ("averages over all tokens" in other)
 
@@ -270,14 +268,14 @@ def test_a_method_that_says_nothing_acts_at_ratio_1_leaves_the_weight_at_1(metho
 
 def test_without_a_trainers_name_nothing_is_claimed_of_old_log_probs():
     settings = actor_of(merged(["+clipx=grpo"])).policy_loss.clipx
-    assert "old_log_probs are the trainer's; an unknown number" in describe("clipx_grpo", settings, RunFacts()).line
+    assert "old_log_probs are the trainer's; an unknown number" in describe("clipx_grpo", settings, RunRecord()).line
 
 
 @pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
 def test_rank_0_of_the_workers_prints_the_drivers_line(capsys, monkeypatch, rank, times):
     monkeypatch.setattr("verl_clipx.training.worker.training_worker.get_device_id", lambda: "cpu")
     config = merged(["+clipx=sapo"], {f"{CORRECTION}.rollout_is": "sequence", f"{ACTOR}.use_torch_compile": False})
-    line = decide(config, group="sapo").run.line
+    line = decide(config, group="sapo").record.line
     given = []
     of_verl = type("Verl", (), {"set_loss_fn": lambda self, loss_fn: given.append(loss_fn)})
     worker = type("Worker", (ClipxTraining, of_verl), {})()

@@ -85,9 +85,10 @@ SIZED = ("data.train_batch_size=64", f"{ACTOR}.ppo_mini_batch_size=16", "actor_r
 
 @pytest.mark.slow
 def test_it_says_what_a_cluster_would_ask(explain):
-    answer = explain("+clipx=acpo", *SIZED, "+clipx/trace=prompts", "clipx.trace.fraction=0.25", *LENGTH)
-    assert answer["tested"] == {f"{ACTOR}.strategy=fsdp": ["fsdp2"]}
-    assert f"  no test has run: {ACTOR}.strategy=fsdp (tests have run fsdp2)" in answer["text"]
+    other = "actor_rollout_ref.rollout.name=sglang"
+    answer = explain("+clipx=acpo", *SIZED, "+clipx/trace=prompts", "clipx.trace.fraction=0.25", *LENGTH, other)
+    assert answer["tested"] == {other: ["vllm", "cpu"]}
+    assert f"  no test has run: {other} (tests have run vllm and cpu)" in answer["text"]
     assert "of an update's time: 33 % for the extra pass (docs/dev/measurements.md)" in answer["cost"]
     assert answer["risk"].startswith("where σ reaches 0.267, the lower bound is 0 and nothing is clipped below")
     # 64 prompts x 8 responses x 1,000 tokens, a quarter of them, 35 bytes each.
@@ -224,9 +225,9 @@ FACTS = f"{ACTOR}.policy_loss.run"
     ("words", "begin"),
     [
         (["+clipx=grpo", "clipx.clip_hihg=1"], "clipx.clip_hihg"),
-        # A method that can hold no target is named before a value is asked for.
-        (["+clipx=acpo", "+clipx/hold=clip_fraction"], "clipx.hold: acpo can hold no target"),
-        (["+clipx=sapo", "+clipx/hold=second_moment"], "clipx.hold: sapo can hold no target"),
+        # A method that cannot hold a target is named before a value is asked for.
+        (["+clipx=acpo", "+clipx/hold=clip_fraction"], "clipx.hold: acpo cannot hold a target"),
+        (["+clipx=sapo", "+clipx/hold=second_moment"], "clipx.hold: sapo cannot hold a target"),
         (["+clipx=dapo", f"{ACTOR}.clip_ratio_high=0.2"], f"{ACTOR}.clip_ratio_high=0.2"),
         # A fact about the run, which its line and its loss depend on.
         (["+clipx=acpo", f"+{FACTS}.epochs=1"], FACTS),
@@ -266,7 +267,7 @@ def test_it_stops_where_the_run_would(explain, words, begin):
     ("content", "begin"),
     [
         # What the plugin keeps in verl's node: refused, or never read.
-        (f"{ACTOR}: {{policy_loss: {{clipx: {{alpha: 2}}}}}}", f"{ACTOR}.policy_loss.clipx: it is the plugin's"),
+        (f"{ACTOR}: {{policy_loss: {{clipx: {{alpha: 2}}}}}}", f"{ACTOR}.policy_loss.clipx: the plugin fills it"),
         (f"{ACTOR}: {{policy_loss: {{run: {{group: dapo}}}}}}", None),
         ("clipx: {run: 1}", "clipx.run=1: is not a parameter"),
         # As in a configuration that Hydra has recorded.
@@ -415,3 +416,60 @@ def test_the_bounds_in_words(method, values, expected):
 def test_a_method_says_its_bounds_without_english(name):
     formula = " ".join(METHODS[name].formula)
     assert {*re.findall(r"(?<!{)\b[A-Za-z]{2,}\b", formula)} <= {"epsilon", "exp", "tau"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["+clipx=acpo"],
+            "verl takes +clipx=acpo for a new key, reads it nowhere, and trains its own loss; add clipx.",
+        ),
+        (["+clipx=observe", "+clipx/trace=prompts"], "verl takes +clipx=observe for a new key"),
+        (["+clipx=acpo", "clipx.scope=mini_batch"], "verl stops at clipx.scope, before Ray starts"),
+        (["+clipx=grpo", "clipx.clip_low=0.5"], "verl stops at clipx.clip_low, before Ray starts"),
+        ([], "None"),
+    ],
+)
+def test_it_says_what_a_verl_without_the_plugin_does_with_the_same_command(explain, words, says):
+    answer = explain(*words)
+    assert answer["stops"] == [] and str(answer["without_plugin"]).startswith(says)
+    # The last row before the verdict.
+    assert answer["text"][-2].startswith("  without the plugin: ") == bool(words)
+
+
+CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing="
+REFERENCE = (f"{ACTOR}.use_kl_loss=True", "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True")
+SAMPLES = ("actor_rollout_ref.rollout.calculate_log_probs=True", "algorithm.rollout_correction.rollout_is_threshold=2")
+
+
+def test_weights_by_sequence_are_said_to_vanish_in_long_responses(explain):
+    key = "algorithm.rollout_correction.rollout_is"
+    words = ("+clipx=acpo", *SIZED, *SAMPLES, "data.max_response_length=20480")
+    answer = explain(*words, f"{key}=sequence")
+    # 0.06 is exp(-20480 x 0.000137).
+    assert "in one of 20,480 tokens, a log-ratio that is 0.00014 below 0" in answer["sequence_weights"]
+    assert any(line.startswith("  weights: ") for line in answer["text"])
+    assert explain(*words, f"{key}=token")["sequence_weights"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "share", "of_step", "size"),
+    [
+        # An update is three forward passes, or four; old_log_probs are one more, and so is the reference.
+        (["+clipx=acpo", CHECKPOINTING + "False"], "a third of an update", "25 %", "128 bytes"),
+        (["+clipx=acpo", CHECKPOINTING + "True"], "a quarter of an update (with gradient", "20 %", "128 bytes"),
+        (["+clipx=acpo", CHECKPOINTING + "True", *REFERENCE], "a quarter of an update", "17 %", "128 bytes"),
+        (["+clipx=acpo", CHECKPOINTING + "True", f"{ACTOR}.ppo_epochs=4"], "a quarter", "24 %", "128 bytes"),
+        (["+clipx=acpo", CHECKPOINTING + "True", "clipx.bins=10"], "a quarter", "20 %", "248 bytes"),
+    ],
+)
+def test_the_extra_pass_has_its_cost_by_formula(explain, words, share, of_step, size):
+    said = explain(*SIZED, *words)["extra_pass"]
+    assert share in said and f"and {of_step} of a step's other passes" in said and f"; {size} are all-reduced" in said
+    assert "no activations are kept" in said
+
+
+@pytest.mark.parametrize("words", [["+clipx=grpo"], ["+clipx=acpo", "clipx.scope=lagged"], ["+clipx=observe"]])
+def test_without_an_extra_pass_it_has_no_cost(explain, words):
+    assert explain(*SIZED, *words)["extra_pass"] is None

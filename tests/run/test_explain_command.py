@@ -439,6 +439,8 @@ def test_a_signal_ends_what_was_started(write, tmp_path, number):
     explaining = subprocess.Popen(
         [sys.executable, "-m", "verl_clipx.cli", "explain", "--", "bash", "run.sh"],
         env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+        # A shell that starts the tests with & makes them ignore two of these signals, and what is ignored stays so.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     try:
         began = time.monotonic()
@@ -454,16 +456,21 @@ def test_a_signal_ends_what_was_started(write, tmp_path, number):
 
 def test_what_was_started_ends_where_explain_is_killed(write, tmp_path):
     write("run.sh", "sleep 603 & echo $! >children\nsetsid sleep 604 & echo $! >>children\necho >ready\nsleep 605\n")
-    explaining = subprocess.Popen([sys.executable, "-m", "verl_clipx.cli", "explain", "--", "bash", "run.sh"])
+    (tmp_path / "temporary").mkdir()
+    explaining = subprocess.Popen(
+        [sys.executable, "-m", "verl_clipx.cli", "explain", "--", "bash", "run.sh"],
+        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+    )
     began = time.monotonic()
     while not (tmp_path / "ready").exists():
         assert time.monotonic() - began < 60
         time.sleep(0.1)
+    assert os.listdir(tmp_path / "temporary") != []
     explaining.kill()
     explaining.wait()
     children = [int(pid) for pid in (tmp_path / "children").read_text().split()]
-    while any(map(lives, children)):
-        assert time.monotonic() - began < 120, "what explain started goes on"
+    while any(map(lives, children)) or os.listdir(tmp_path / "temporary"):
+        assert time.monotonic() - began < 120, "what explain started goes on, or its folder is left"
         time.sleep(0.1)
 
 

@@ -93,7 +93,7 @@ def test_every_way_into_hydra_finds_the_presets(tmp_path):
 
 def test_a_preset_is_added_as_documented(tmp_path, monkeypatch):
     table = (configs_folder() / "recipe/acpo/presets.yaml").read_text()
-    blocks = blocks_of((ROOT / "docs" / "dev" / "tables.md").read_text())
+    blocks = blocks_of((ROOT / "docs" / "papers.md").read_text())
     yaml = [block.text for block in blocks if block.language == "yaml"]
     (new,) = [text for text in yaml if "countdown_3b_acpo_alpha_2_off" in text]
     (tmp_path / "recipe/acpo").mkdir(parents=True)

@@ -12,11 +12,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.composition import composition
-from verl_clipx.run.keys import flat
+from verl_clipx.run.decided_from import DecidedFrom
+from verl_clipx.run.keys import ACTOR, FACTS, flat
 from verl_clipx.run.record import SCHEMA, Loss, RunRecord, as_json, read_record, record_of
+from verl_clipx.run.start import decide
 from verl_clipx.run.trainer import KINDS, Trainer, trainer_of
 
-SHIPPED = Path("verl_clipx/analysis/demo/shipped/acpo-seed1/metrics.run.json")
 PAGE = Path("docs/record.md")
 
 
@@ -52,6 +53,33 @@ def test_observed_runs_train_verls_loss():
     assert (record.loss.mode, record.loss.method, record.loss.is_ours) == ("vanilla", "observe", False)
 
 
+def test_what_a_worker_and_the_line_read_of_the_engines():
+    record = composed(
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm",
+        "actor_rollout_ref.actor.loss_scale_factor=512",
+        "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false",
+        "trainer.critic_warmup=3",
+        "actor_rollout_ref.rollout.calculate_log_probs=true",
+        "actor_rollout_ref.rollout.logprobs_mode=processed_logprobs",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.logprobs_mode=raw_logprobs",
+        "distillation.enabled=true",
+        "distillation.distillation_loss.loss_mode=forward_kl_topk",
+        "distillation.distillation_loss.distillation_loss_coef=0.5",
+    )
+    assert (record.aggregation, record.scale_factor) == ("seq-mean-token-sum-norm", 512)
+    assert record.loss.uncompiled_by == "actor_rollout_ref.actor.fsdp_config.use_torch_compile"
+    assert record.length.critic_warmup == 3
+    sampling, terms = record.sampling, record.terms
+    assert sampling.returns_log_probs is True
+    assert (sampling.log_probs, sampling.log_probs_of_vllm) == ("processed_logprobs", "raw_logprobs")
+    assert (terms.distillation, terms.distillation_coefficient) == (True, 0.5)
+    assert terms.distillation_kind == "forward_kl_topk"
+
+
+def test_a_run_that_compiles_names_no_switch():
+    assert composed("actor_rollout_ref.actor.use_torch_compile=true").loss.uncompiled_by is None
+
+
 ASYNC = {"async_training.require_batches": 1, "rollout.nnodes": 1, "trainer.use_v1": True}
 TRAINERS = {
     "v0": ({"trainer.use_v1": False, "trainer.v1.trainer_mode": "sync"}, (True, True, 0, False)),
@@ -73,6 +101,35 @@ def test_each_trainer_of_verl_is_told_by_its_keys(kind):
     assert bypassed == dataclasses.replace(trainer, recomputes_old=False)
 
 
+def test_what_the_start_resolved_is_in_the_record_that_the_driver_writes():
+    config = composition(
+        "+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28", f"{ACTOR}.clip_ratio_c=5", f"{ACTOR}.qat.enable=true"
+    )
+    started = decide(config, group="grpo").record
+    written = record_of(OmegaConf.to_container(config, resolve=True))
+    assert started.loss.taken["clip_high"]["value"] == 1.28 and "QAT" in started.untested
+    for name in ("trainer", "batch", "schedule", "correction", "sampling", "terms", "length", "identity", "line"):
+        assert getattr(written, name) == getattr(started, name), name
+    for name in ("mode", "method", "group", "taken", "unused", "widths", "uncompiled_by"):
+        assert getattr(written.loss, name) == getattr(started.loss, name), name
+    assert set(started.identity) == {"settings", "package", "function"} and started.line.startswith("clipx: ")
+    # The record beside the log keeps no other text of an option than verl's own.
+    assert len(written.untested) == len(started.untested)
+
+
+def test_a_start_of_an_older_version_is_read_as_today_s():
+    resolved = {"group": "acpo", "line": "clipx: a line", "untested": ["QAT"], "identity": {"settings": "ab"}}
+    taken = {"clip_high": {"key": "clip_ratio_high", "given": 0.3, "value": 1.3}}
+    losses = {"taken": taken, "unused": {"clip_ratio_c": 5}}
+    schedule = {"updates": 3, "bounds": "ratio_one"}
+    older = record_of({FACTS: {**resolved, **losses, "schedule": schedule}})
+    loss = {"group": resolved.pop("group"), **losses}
+    assert older == record_of({FACTS: {"record": {**resolved, "loss": loss, "schedule": schedule}}})
+    assert (older.loss.group, older.loss.taken, older.loss.unused) == ("acpo", taken, {"clip_ratio_c": 5})
+    assert (older.line, older.untested, older.identity) == ("clipx: a line", ("QAT",), {"settings": "ab"})
+    assert (older.schedule.updates, older.schedule.bounds) == (3, DecidedFrom.RATIO_ONE)
+
+
 def test_a_part_of_a_configuration_leaves_the_rest_unknown():
     record = record_of({"data.train_batch_size": 8, "actor_rollout_ref.actor.ppo_mini_batch_size": 2})
     assert (record.batch.prompts, record.schedule.updates) == (8, 4)
@@ -91,11 +148,14 @@ def test_a_record_is_read_as_it_was_written():
 
 
 def test_a_record_of_an_older_version_is_read_by_its_configuration():
-    content = json.loads(SHIPPED.read_text())
-    del content["configuration"]["trainer"]
-    content = {key: value for key, value in content.items() if key in ("started", "versions", "configuration")}
+    # Without a number of its form, the whole configuration nested; of a trainer that it does not say.
+    configuration = OmegaConf.to_container(composition("+clipx=acpo"))
+    del configuration["trainer"]
+    content = {"started": "2026-11-20T08:00:00", "versions": {"verl": "0.9.1"}, "configuration": configuration}
     record = read_record(content, "the file")
-    assert record.loss.method == "acpo" and record.versions["verl"] == "0.9.1" and record.started
+    assert record.loss.method == "acpo"
+    assert record.versions == {"verl": "0.9.1"}
+    assert record.started == "2026-11-20T08:00:00"
 
 
 @pytest.mark.parametrize("schema", [SCHEMA + 1, 0, "1", None, [1], True])
@@ -125,6 +185,6 @@ def names_of(kind, before=""):
 
 def test_the_page_says_each_field():
     said = set(re.findall(r"`([a-z_.]+)`", PAGE.read_text()))
-    contents = ("model", "critic", "data", "validation", "reward")
+    contents = ("model", "critic", "data", "validation", "reward", "start")
     names = {name for name in names_of(RunRecord) if name.partition(".")[0] not in contents}
-    assert names <= said and {*contents, "paths", "name", "hash"} <= said
+    assert names <= said and {*contents, "paths", "name", "hash", "parameters"} <= said

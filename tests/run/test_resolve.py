@@ -57,7 +57,7 @@ def test_the_drivers_hook_forces_it_with_the_command_lines_names(main, monkeypat
         return built(config).policy_loss
 
     policy_loss = main(of_verl, "+clipx=grpo", WIDER, *NEEDED)
-    assert (policy_loss.run.group, policy_loss.run.taken) == ("grpo", TAKEN)
+    assert (policy_loss.run.record.loss.group, policy_loss.run.record.loss.taken) == ("grpo", TAKEN)
     assert policy_loss.clipx.method.clip_high == 1.28
     # A key counts there even if it repeats verl's default.
     with pytest.raises(Refusal) as raised:
@@ -74,13 +74,13 @@ def test_in_a_main_of_the_users_own_the_first_read_resolves_it_without_names(mai
         return built(config).policy_loss
 
     policy_loss = main(of_the_user, "+clipx=grpo", WIDER, "clipx.clip_low=0.7", LIKE_VERL, *NEEDED)
-    assert (policy_loss.run.group, policy_loss.run.taken) == (None, TAKEN)
+    assert (policy_loss.run.record.loss.group, policy_loss.run.record.loss.taken) == (None, TAKEN)
     assert policy_loss.clipx.method.clip_high == 1.28 and policy_loss.clipx.method.clip_low == 0.7
 
 
 def test_in_a_notebook_the_first_read_resolves_it():
     policy_loss = built(hydra_s("+clipx=grpo", WIDER)).policy_loss
-    assert policy_loss.run.taken == TAKEN and policy_loss.clipx.method.clip_high == 1.28
+    assert policy_loss.run.record.loss.taken == TAKEN and policy_loss.clipx.method.clip_high == 1.28
     with pytest.raises(Exception) as raised:
         built(hydra_s("+clipx=dapo", f"{ACTOR}.clip_ratio_high=0.3"))
     (refusal,) = refusals_in(raised.value)
@@ -88,7 +88,7 @@ def test_in_a_notebook_the_first_read_resolves_it():
     # A configuration that has changed is resolved anew.
     config, decision = decided("+clipx=grpo")
     config.actor_rollout_ref.actor.ppo_epochs = 2
-    assert (decision.run.schedule.updates, resolve(config).run.schedule.updates) == (4, 8)
+    assert (decision.record.schedule.updates, resolve(config).record.schedule.updates) == (4, 8)
 
 
 def test_a_read_resolves_it_once(monkeypatch):
@@ -104,7 +104,7 @@ def test_verls_tinker_worker_gets_it_by_its_first_read():
     assert "omega_conf_to_dataclass(self.config.actor)" in inspect.getsource(ActorRolloutRefWorker.init_model)
     config = pickle.loads(pickle.dumps(hydra_s("+clipx=grpo", WIDER, f"{ACTOR}.ppo_epochs=3").actor_rollout_ref))
     policy_loss = omega_conf_to_dataclass(config.actor).policy_loss
-    assert (policy_loss.run.taken, policy_loss.run.schedule.updates) == (TAKEN, 12)
+    assert (policy_loss.run.record.loss.taken, policy_loss.run.record.schedule.updates) == (TAKEN, 12)
     assert policy_loss.clipx.method.clip_high == 1.28
 
 
@@ -123,8 +123,8 @@ def test_facts_about_the_run_cannot_be_set(override):
 def test_rollout_batches_that_verl_logs_as_one_step():
     of_v1 = "trainer.v1.trainer_mode=separate_async trainer.v1.separate_async.parameter_sync_step=4"
     for words, batches in (("", 1), (of_v1, 4), ("async_training.trigger_parameter_sync_step=3", 3)):
-        run = decided("+clipx=grpo", *words.split(), "trainer.critic_warmup=2")[1].run
-        assert run.schedule.batches_a_step == batches and run.critic_warmup == 2
+        record = decided("+clipx=grpo", *words.split(), "trainer.critic_warmup=2")[1].record
+        assert record.schedule.batches_a_step == batches and record.length.critic_warmup == 2
 
 
 @pytest.mark.parametrize(

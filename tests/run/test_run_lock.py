@@ -11,14 +11,14 @@ import sys
 import pytest
 
 from verl_clipx.run import run_lock
-from verl_clipx.run.run_lock import FolderInUse, hold, is_held, release
+from verl_clipx.run.run_lock import FolderInUse, is_held, release, take_lock
 
 # Holds the lock, leaves a process of its own behind as Ray's daemons would be, and waits.
 HOLDER = """
 import subprocess, sys
 from pathlib import Path
-from verl_clipx.run.run_lock import hold
-hold(Path(sys.argv[1]))
+from verl_clipx.run.run_lock import take_lock
+take_lock(Path(sys.argv[1]))
 subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
 print("held", flush=True)
 sys.stdin.read()
@@ -44,7 +44,7 @@ def test_while_another_process_holds_it_a_run_waits_and_then_names_the_switch(lo
     monkeypatch.setattr(run_lock, "PATIENCE", 1.5)
     assert is_held(lock)
     with pytest.raises(FolderInUse, match=rf"{lock}: another run .* for 1\.5 s\. .*clipx\.log=false"):
-        hold(lock)
+        take_lock(lock)
     assert capsys.readouterr().out == f"clipx: {lock}: another run writes this log; waiting for its end up to 1.5 s\n"
 
 
@@ -58,15 +58,15 @@ def test_with_its_process_it_ends_and_no_child_keeps_it(lock, holder, monkeypatc
         holder.wait()
 
     monkeypatch.setattr(run_lock.time, "sleep", sleep)
-    assert hold(lock) and slept == [1]
+    assert take_lock(lock) and slept == [1]
     # Nobody removes or renames its file: two would then hold two.
     assert lock.exists() and is_held(lock)
 
 
 def test_the_same_process_may_take_it_again_and_give_it_up(lock):
-    assert not is_held(lock) and hold(lock) and hold(lock) and is_held(lock)
+    assert not is_held(lock) and take_lock(lock) and take_lock(lock) and is_held(lock)
     release()
-    assert not is_held(lock) and lock.exists() and hold(lock)
+    assert not is_held(lock) and lock.exists() and take_lock(lock)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO])
@@ -76,6 +76,6 @@ def test_a_file_system_without_locks_is_said_and_another_error_is_one(lock, monk
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(OSError) if number == errno.EIO else contextlib.nullcontext():
-        assert not hold(lock)
+        assert not take_lock(lock)
     # Whether a run goes on there cannot be said, so it may.
     assert is_held(lock)

@@ -38,7 +38,7 @@ class Counted:
         groups = [word for word in words.split() if re.match(r"\+[\w/]+=", word)]
         values = parsed(*(word for word in words.split() if word not in groups))
         self.policy_loss = actor_of(merged(groups, values)).policy_loss
-        self.schedule, self.settings = self.policy_loss.run.schedule, self.policy_loss.clipx
+        self.schedule, self.settings = self.policy_loss.run.record.schedule, self.policy_loss.clipx
         self.passes, self.reductions, self.steps = [], [], []
         state, mini_batch = ControllerState(), example()
         data, _ = micro_batch(mini_batch, ROWS, entropy=mini_batch["entropy"])
@@ -153,9 +153,9 @@ def test_every_combination_gets_what_its_loss_needs(method):
 def test_it_is_the_same_in_the_record_and_older_records_have_its_counts():
     words = f"+clipx=acpo {LOPTI} {FOUR} trainer.critic_warmup=2"
     config = hydra_s(*words.split())
-    schedule = decide(config).run.schedule
+    schedule = decide(config).record.schedule
     record = flat(OmegaConf.to_container(config, resolve=True))
-    assert recorded_schedule(record) == built(config).policy_loss.run.schedule == schedule
+    assert recorded_schedule(record) == built(config).policy_loss.run.record.schedule == schedule
     older = {key: value for key, value in record.items() if not key.startswith(f"{FACTS}.")}
     counts = recorded_schedule(older)
     assert (counts.updates, counts.passes, counts.updates_a_step) == (4, ("low", "high"), 8)

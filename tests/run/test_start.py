@@ -198,10 +198,10 @@ def test_without_a_file_log_a_run_has_its_own_and_a_file_system_without_locks_is
     with pytest.raises(RayStarts):
         run("v1", "+clipx=observe", "trainer.logger=[console]", f"trainer.default_local_dir={tmp_path}/own")
     assert list(tmp_path.rglob("*.lock")) == [tmp_path / "own" / "metrics.lock"]
-    monkeypatch.setattr(starts, "hold", lambda path: False)
+    monkeypatch.setattr(starts, "take_lock", lambda path: False)
     with pytest.raises(RayStarts):
         run("v1", "+clipx=grpo", FILE)
-    assert f"clipx: {log.parent} has no locks" in capsys.readouterr().out
+    assert f"clipx: {log.parent}: this file system cannot lock files" in capsys.readouterr().out
 
 
 def test_a_log_that_cannot_be_written_stops_before_ray_with_the_switch(run, log, tmp_path, monkeypatch):

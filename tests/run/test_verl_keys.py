@@ -18,7 +18,18 @@ from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 
 from tests.claims.configuration import ACTOR, actor_of, decided, hydra_s, merged, parsed, refused
 from verl_clipx.losses.base.refusal import Refusal
-from verl_clipx.run.keys import CLIP_KEYS, LOSS_MODE, NOT_IN_VERL, READ_BY_VERL, ROWS, declare, paths, read, row_of
+from verl_clipx.run.keys import (
+    CLIP_KEYS,
+    LOSS_MODE,
+    NOT_IN_VERL,
+    READ_BY_VERL,
+    ROWS,
+    declare,
+    entries_by_key,
+    read,
+    row_of,
+)
+from verl_clipx.run.record import record_of
 from verl_clipx.run.start import decide
 
 REPOSITORY = Path(__file__).parents[2]
@@ -84,13 +95,13 @@ def test_verls_key_becomes_the_methods(group, keys, expected):
     config, decision = decided(f"+clipx={group}", *own, *of_verl(**keys))
     method = actor_of(config).policy_loss.clipx.method
     assert {name: getattr(method, name) for name in expected} == expected
-    taken = decision.run.taken
+    taken = decision.record.loss.taken
     # Written down for verl's own print of the configuration and for the record.
     assert {name: config.clipx[name] for name in taken} == {name: of["value"] for name, of in taken.items()}
     assert all(of["key"] in keys and getattr(method, name) == of["value"] for name, of in taken.items())
     # Decided again, as in a notebook, it is the same.
     again = decide(config, group=group)
-    assert (again.run.line, again.run.taken) == (decision.run.line, taken)
+    assert (again.record.line, again.record.loss.taken) == (decision.record.line, taken)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +154,12 @@ def test_a_clip_key_that_the_method_does_not_read_is_named_and_stops_nothing(gro
     unused = {f"{ACTOR}.{key}": value for key, value in keys.items()} if is_named else {}
     in_order = sorted(keys.items(), key=lambda pair: [*CLIP_KEYS].index(pair[0]))
     said = f"; verl's {', '.join(f'{key}={value}' for key, value in in_order)} not used; "
-    assert (said in decision.run.line) == ("not used" in decision.run.line) == is_named
+    assert (said in decision.record.line) == ("not used" in decision.record.line) == is_named
     # The record and the workers have it too, and the parameters are the group's.
     policy_loss = actor_of(config).policy_loss
-    assert config.actor_rollout_ref.actor.policy_loss.run.unused == unused == decision.run.unused
-    assert policy_loss.run.unused == unused and decision.run.taken == {} and "clip_low" not in config.clipx
+    assert policy_loss.run.record.loss.unused == unused == decision.record.loss.unused
+    assert record_of(OmegaConf.to_container(config)).loss.unused == unused
+    assert decision.record.loss.taken == {} and "clip_low" not in config.clipx
     assert policy_loss.clipx == actor_of(merged([f"+clipx={group}"])).policy_loss.clipx
 
 
@@ -185,9 +197,10 @@ REFUSED = [
     # A mask that compares two policies which are one.
     ("clipx.mask.rule=icepop", "+clipx=grpo", "+clipx/mask=icepop", BYPASSED),
     ("ppo_clip", "+clipx=grpo", BYPASSED, f"{CORRECTION}.loss_type=reinforce"),
-    ("a loss of its own", "+clipx=grpo", BYPASSED, CENTERED),
+    ("its own loss", "+clipx=grpo", BYPASSED, CENTERED),
     # As verl's presets bypass_pg_*_sc will set them.
-    ("a loss of its own", "+clipx=topr", BYPASSED, CENTERED),
+    ("its own loss", "+clipx=topr", BYPASSED, CENTERED),
+    ("logits", "+clipx=observe", BYPASSED, f"{CORRECTION}.loss_type=reinforce", CENTERED),
     ("clipx.pull.anchor=rollout", "+clipx=grpo", "+clipx/pull=k2", "clipx.pull.anchor=rollout", f"{LOG_PROBS}=False"),
     (CORRECTION, "+clipx=grpo", f"{POLICY_LOSS}.rollout_correction.rollout_is=sequence"),
     (f"{ACTOR}.loss_scale_factor=null", "+clipx=grpo", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm"),
@@ -331,7 +344,7 @@ def test_the_nearest_run_that_is_served_is_not_refused(overrides):
     [pytest.param(e, marks=[pytest.mark.slow] * (e != "dp")) for e in ("dp", "megatron", "veomni", "torchtitan")],
 )
 def test_every_key_that_verl_composes_is_known(engine):
-    keys = paths(OmegaConf.to_container(hydra_s(f"model_engine={engine}"), resolve=False))
+    keys = entries_by_key(OmegaConf.to_container(hydra_s(f"model_engine={engine}"), resolve=False))
     # Keys, and whole subtrees, that nothing on the way to the loss reads under a name that it does not have elsewhere.
     off_the_path = (Path(__file__).parent / "fixtures" / "keys_off_the_path.txt").read_text().split()
     known = {row.key for row in ROWS.values()} | {*off_the_path}
@@ -350,5 +363,6 @@ def test_a_key_has_one_row_and_the_page_names_each_that_may_be_refused():
     for node in (ACTOR, POLICY_LOSS, "algorithm", CORRECTION, "distillation.distillation_loss"):
         assert any(row.key.rpartition(".")[0] == node for row in ROWS.values() if row.on_path)
         assert row_of(f"{node}.a_new_key") is None
-    refusals = runpy.run_path(str(REPOSITORY / "scripts" / "key_tables.py"))["refusal_list"]().splitlines()
-    assert [line for line in refusals if line not in (REPOSITORY / "docs" / "support.md").read_text()] == []
+    refusals = runpy.run_path(str(REPOSITORY / "scripts" / "key_tables.py"))["refusal_list"]()
+    _, _, after = (REPOSITORY / "docs" / "support.md").read_text().partition("<!-- python scripts/key_tables.py -->")
+    assert after.partition("<!-- end -->")[0].strip() == refusals

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.base.refusal import ABSENT, Refusal, did_you_mean
 from verl_clipx.losses.configs_folder import configs_folder
-from verl_clipx.losses.groups import group_names, group_settings
+from verl_clipx.losses.groups import group_names, group_settings, swap_by
 from verl_clipx.losses.modifiers import MODIFIERS
 from verl_clipx.run.config import Observe, Settings, build
 
@@ -57,7 +57,8 @@ class Candidate:
 
         A label is the group followed by what is added to it. Raises ValueError as `settings` does.
         """
-        before, labelled = [self.group, *(name.removeprefix(f"{NODE}/") for name in self.modifiers)], []
+        before = [self.group, *(name.removeprefix(f"{NODE}/") for name in self.modifiers)]
+        labelled = []
         for values in itertools.product(*self.values.values()):
             chosen = dict(zip(self.values, values, strict=True))
             added = [f"{key}={value}" for key, value in chosen.items()]
@@ -85,18 +86,20 @@ def candidates_of(words: list[str]) -> list[Candidate]:
         if key == NODE:
             candidates += [Candidate(str(value), _group(str(value))) for value in values]
             if len(values) > 1:
-                raise Refusal(word, ABSENT, "names several methods", f"Write +{NODE}=acpo +{NODE}=bapo.")
+                raise Refusal(word, ABSENT, "names several methods", f"Write {swap_by('acpo')} {swap_by('bapo')}.")
             continue
         if not candidates:
-            raise Refusal(word, ABSENT, "comes before any method", f"Name a method first, for example +{NODE}=acpo.")
+            raise Refusal(
+                word, ABSENT, "comes before any method", f"Name a method first, for example {swap_by('acpo')}."
+            )
         if key.startswith(f"{NODE}/") and len(values) == 1:
             name = f"{key.removeprefix(f'{NODE}/')}/{values[0]}"
             candidates[-1].modifiers[f"{key}={values[0]}"] = _group(name)
         elif key.startswith(f"{NODE}."):
             candidates[-1].values[key.removeprefix(f"{NODE}.")] = values
         else:
-            advice = f"Write +{NODE}=GROUP, +{NODE}/MODIFIER=GROUP or {NODE}.PARAMETER=VALUE."
-            raise Refusal(word, ABSENT, "is no setting of the plugin's", advice)
+            advice = f"Write {swap_by('GROUP')}, +{NODE}/MODIFIER=GROUP or {NODE}.PARAMETER=VALUE."
+            raise Refusal(word, ABSENT, "is not a setting of the plugin", advice)
     return candidates
 
 

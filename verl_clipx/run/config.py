@@ -12,7 +12,7 @@ from verl_clipx.losses.applying.user_method import load_method
 from verl_clipx.losses.base.method import NODE, Bounds
 from verl_clipx.losses.base.parameters import Parameters, boolean, choice, only, optional, parameter, reject_unknown
 from verl_clipx.losses.base.refusal import Refusal
-from verl_clipx.losses.groups import OBSERVE
+from verl_clipx.losses.groups import OBSERVE, swap_by
 from verl_clipx.losses.methods import METHODS, Method, method_named
 from verl_clipx.losses.modifiers import MODIFIERS
 from verl_clipx.losses.settings import LossSettings, built_node, node_parameter
@@ -103,7 +103,7 @@ class Settings(LossSettings, RunSettings):
             reason = f"a micro-batch has too few sequences for the width of {self.method.name} to hold a target"
             raise Refusal(f"{NODE}.scope", self.scope, reason, f"Set {NODE}.scope=mini_batch or lagged.")
         if self.scope == "lagged" and self.method.second_statistics_size:
-            reason = f"{self.method.name} counts about its tokens' means, and an earlier rollout batch has others"
+            reason = f"{self.method.name} counts around its tokens' means, which differ between rollout batches"
             raise Refusal(f"{NODE}.scope", self.scope, reason, f"Set {NODE}.scope=mini_batch or micro_batch.")
 
     def functions(self, device: torch.device | str) -> TokenFunctions:
@@ -159,7 +159,8 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
         other = f"{NODE}.function={function}"
         reason = f"with {other} no method is chosen" if method is None else f"contradicts {other}"
         advice = (
-            "Choose one by its group (+clipx=acpo), or a loss of your own (+clipx=custom clipx.function=module:name)."
+            f"Choose one by its group ({swap_by('acpo')}), or a loss of your own "
+            "(+clipx=custom clipx.function=module:name)."
         )
         raise Refusal(f"{NODE}.method", method, reason, advice)
     if method == OBSERVE:
@@ -168,7 +169,7 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
     chosen = method_named(method) if method is not None else load_method(function)
     taken = AROUND.keys() & {field.name for field in dataclasses.fields(chosen)}
     if taken:
-        reason = f"its parameter {min(taken)} has the name of a key of every clipx node"
+        reason = f"its parameter {min(taken)} has the name of a key that every method has"
         raise Refusal(f"{NODE}.function", function, reason, "Rename this parameter.")
     reject_unknown(parameters, parameters_of(chosen), NODE, chosen.name)
     own = {key: value for key, value in parameters.items() if key not in AROUND}
@@ -183,7 +184,8 @@ def with_node(key: str, node: Any) -> Any:
 
 def clip_range(actor: Any) -> Bounds:
     """The bounds on the ratio that verl's clip_ratio_low and clip_ratio_high, or else its clip_ratio, set."""
-    low, high = actor.clip_ratio_low, actor.clip_ratio_high
+    low = actor.clip_ratio_low
+    high = actor.clip_ratio_high
     return Bounds(1 - (actor.clip_ratio if low is None else low), 1 + (actor.clip_ratio if high is None else high))
 
 

@@ -5,20 +5,21 @@ A run is described once, when it is resolved. The line that driver and workers p
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from verl_clipx.losses.base.method import NODE, Method
 from verl_clipx.losses.base.parameters import BESIDE, GUARD, HIGH, LOW
 from verl_clipx.losses.base.refusal import written
-from verl_clipx.losses.groups import OBSERVE, own_settings
+from verl_clipx.losses.groups import OBSERVE, SWAP_GUARD, own_settings
 from verl_clipx.losses.modifiers.pull import Pull
 from verl_clipx.run import keys
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.explain import NOTHING_STOPS
-from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.record import RunRecord, Terms
 from verl_clipx.run.support import read_costs
-from verl_clipx.run.trainer import FULLY_ASYNC, SEPARATE, Trainer, trainer_of
+from verl_clipx.run.trainer import FULLY_ASYNC, SEPARATE
 
 # Which tokens the statistics behind the bounds are of.
 SCOPES = {
@@ -31,18 +32,6 @@ NOT_TRAINED = ("compile", "receipt", "log", "health", "missing_state")
 # Of verl's own losses, the plugin knows only of vanilla what limits it.
 IF_IT_CLIPS = "clipping, if this loss clips,"
 UNCONSTRAINED = ", unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
-# By a method's name, what the symbols in its `formula` stand for. A {parameter} stands for its value.
-SYMBOLS = {
-    "acpo": "σ of the ratio in each of {bins} bins of the {bin_on} probability",
-    "bapo": "c_low from {lower_start} to {lower_stop} by {lower_step}, c_high from {upper_start} to {upper_stop} by "
-    "{upper_step}, {first} first, until contribution={contribution} is at least {target}",
-    "cppo": "c at most {threshold}, less what the tokens before have used, w from 1 at the first token to "
-    "{weight_last} at the last",
-    "ctpo": "t the token's position",
-    "dcpo": "q the token's old probability, the root of a negative number taken to be 0",
-    "m2po": "the largest tau with a second moment of at most {threshold}",
-    "p3o": "E the effective sample size of the mini-batch's ratios, at most 1, with a pull back",
-}
 # How a paper averages, by the mode that its method's group names.
 AVERAGES = {"token-mean": "averages over all tokens", "seq-mean-token-mean": "averages each sequence first"}
 # What corrects stale samples, each in one line.
@@ -59,7 +48,8 @@ WAY_BACK = (
 # The rows are the fields, in their order and by their names, but for these, and without these.
 HEADS = {"taken": "takes over", "unused": "does not read", "of_verl": "verl adds", "uncorrected": "samples"}
 HEADS |= {"cut": "responses", "uncounted": "machines", "cost": "costs", "files": "writes", "way_back": "way back"}
-HEADS |= {"untested": "no test has run", "has_run_on": "has run on"}
+HEADS |= {"extra_pass": "the extra pass", "sequence_weights": "weights"}
+HEADS |= {"untested": "no test has run", "has_run_on": "has run on", "without_plugin": "without the plugin"}
 WITHOUT_ROW = ("loss", "loss_mode", "of_the_plugin", "line", "tested", "stops", "arguments")
 
 
@@ -72,6 +62,7 @@ class Description:
         taken: from parameters of the method to verl's key and value that they take over.
         unused: from clip keys of verl's that the method does not read to their values.
         tested: from untested options that are a key and its value to the values that tests have run.
+        without_plugin: what a verl without the plugin does with the same overrides; None if it was given none.
         stops: what stops the run, in sentences; the other texts are those of the rows of `text`.
         arguments: the overrides that the trainer was given; None if Hydra did not read them, or for a sweep.
     """
@@ -90,10 +81,12 @@ class Description:
     averages: str | None = None
     of_verl: list[str] = field(default_factory=list)
     uncorrected: str | None = None
+    sequence_weights: str | None = None
     mask: str | None = None
     cut: str | None = None
     uncounted: str | None = None
     cost: str | None = None
+    extra_pass: str | None = None
     files: dict[str, str] = field(default_factory=dict)
     traces: str | None = None
     resumes: str | None = None
@@ -101,6 +94,7 @@ class Description:
     receipt: str | None = None
     untested: list[str] = field(default_factory=list)
     has_run_on: str | None = None
+    without_plugin: str | None = None
     tested: dict[str, list[str]] = field(default_factory=dict)
     stops: list[str] = field(default_factory=list)
     arguments: list[str] | None = None
@@ -131,56 +125,69 @@ class Description:
         return lines + ([f"stops: {why}" for why in self.stops] or [NOTHING_STOPS])
 
 
-def describe(loss_mode: str, settings: Settings | Observe, run: RunFacts) -> Description:
-    """Describes a run of the plugin's, as far as its settings and facts go without the rest of its configuration."""
-    term, mismatch = keys.distillation_term(run.options), keys.log_prob_mismatch(run.options)
-    to_sampler = keys.ratio_to_the_rollout_policy(run.options, settings)
-    trainer = trainer_of(run.options)
-    of_group = own_settings(run.group or loss_mode.removeprefix(f"{NODE}_"))
-    source, added, biased = source_of_old_log_probs(run, trainer), corrections(run, settings), None
-    if mismatch is not None and run.options.get(keys.CALCULATE_LOG_PROBS):
+def describe(loss_mode: str, settings: Settings | Observe, record: RunRecord) -> Description:
+    """Describes a run of the plugin's, as far as its settings and its record go before it starts."""
+    term = distillation_in_words(record.terms)
+    mismatch = keys.log_prob_mismatch(record.sampling, record.rollout.name)
+    to_sampler = keys.ratio_to_the_rollout_policy(record.correction, settings)
+    trainer = record.trainer
+    group = record.loss.group
+    of_group = own_settings(group or loss_mode.removeprefix(f"{NODE}_"))
+    source = source_of_old_log_probs(record)
+    added = corrections(record, settings)
+    biased = None
+    if mismatch is not None and record.sampling.returns_log_probs:
         which = "" if to_sampler else ", which only metrics use,"
         biased = f"ratios to the rollout policy{which} are biased by {mismatch}: {mismatch.effect}"
-    missing = "not corrected for the samples' staleness and for the rollout engine"
+    missing = None
     # A pull to the sampler corrects nothing.
-    missing *= trainer.stale and (not to_sampler or to_sampler.startswith(Pull.node))
+    if trainer.stale and (not to_sampler or to_sampler.startswith(Pull.node)):
+        missing = "not corrected for the samples' staleness and for the rollout engine"
     # verl stops a run without these keys, and a configuration that nobody starts needs none of them.
-    untested = [option for option in run.untested if not option.endswith("=None")]
-    unused = {key.removeprefix(f"{keys.ACTOR}."): value for key, value in run.unused.items()}
+    untested = [option for option in record.untested if not option.endswith("=None")]
+    unused = {key.removeprefix(f"{keys.ACTOR}."): value for key, value in record.loss.unused.items()}
     common = {
-        "averages": averages(run, settings),
+        "averages": averages(record, settings),
         "of_verl": [*added, *filter(None, [term, biased])],
         "uncorrected": f"{missing}. Add {REMEDIES}" if missing else None,
         "untested": untested,
     }
     if not settings.trains:
-        to, acting, of_row, at_one = None, IF_IT_CLIPS, "clipping" if loss_mode == "vanilla" else IF_IT_CLIPS, ""
+        to = None
+        acting = IF_IT_CLIPS
+        of_row = "clipping" if loss_mode == "vanilla" else IF_IT_CLIPS
+        at_one = ""
         loss = f"verl's own loss {loss_mode}, observed (+{NODE}={OBSERVE})"
         of_rows = {"loss": f"{loss_mode}, verl's own loss, observed (+{NODE}={OBSERVE})", "cost": "metrics only"}
     else:
         method = settings.method
         limit, acting, at_one = limits_in_words(method)
-        of_row, is_to_sampler = acting, run.options.get(keys.BYPASS) or method.ratio_to_sampler
-        to = f"to the policy {'that sampled' if is_to_sampler else 'of old_log_probs'}"
-        name = f"{NODE}_{method.name}" + f" (+{NODE}={run.group})" * bool(run.group)
+        of_row = acting
+        is_to_sampler = record.correction.bypass or method.ratio_to_sampler
+        to = "to the policy that sampled" if is_to_sampler else "to the policy of old_log_probs"
+        name = f"{NODE}_{method.name}"
+        if group:
+            name += f" (+{NODE}={group})"
         scope = f"scope {settings.scope}"
         holds = f"holds {method.held_target}, " if settings.hold is not None else ""
-        differing = differences(settings, run, of_group)
-        as_group = "every parameter as in its group"
-        loss = f"{name}, {holds}{scope if settings.adaptive else limit}, {', '.join(differing.values()) or as_group}"
-        loss += UNCONSTRAINED * bool(method.unconstrained_weight)
+        differing = differences(settings, record, of_group)
+        bounds = scope if settings.adaptive else limit
+        parameters = ", ".join(differing.values()) or "every parameter as in its group"
+        loss = f"{name}, {holds}{bounds}, {parameters}"
+        if method.unconstrained_weight:
+            loss += UNCONSTRAINED
         of_rows = {
             "loss": f"{name}, {scope}: {SCOPES[settings.scope]}" if settings.adaptive else name,
-            "settings": settings_of(settings, run.group, differing),
+            "settings": settings_of(settings, group, differing),
             "bounds": bounds_of(method),
             "ratio": f"{to}, which {source}" if to.endswith("old_log_probs") else f"{to}; old_log_probs {source}",
-            "taken": {parameter: f"{of['key']}={written(of['given'])}" for parameter, of in run.taken.items()},
+            "taken": {name: f"{of['key']}={written(of['given'])}" for name, of in record.loss.taken.items()},
             "unused": unused,
-            "risk": risk(settings, run),
+            "risk": warn_of_no_lower_bound(settings, record),
             "mask": mask_in_words(settings, to),
-            "cost": cost(settings, run),
+            "cost": cost(settings, record),
             "way_back": WAY_BACK,
-            "receipt": of_receipt(settings, run),
+            "receipt": of_receipt(settings, record),
         }
     line = [
         f"clipx: {loss}",
@@ -193,11 +200,25 @@ def describe(loss_mode: str, settings: Settings | Observe, run: RunFacts) -> Des
         untested and f"no test has run {', '.join(untested)}",
         to and f"ratio {to}",
         f"old_log_probs {source}",
-        f"{updates(run, acting, at_one)}{traced(settings)}",
+        f"{updates(record, acting, at_one)}{traced(settings)}",
     ]
-    made = updates(run, of_row, at_one, in_full=True)
+    made = updates(record, of_row, at_one, in_full=True)
     described = Description(loss_mode=loss_mode, of_the_plugin=True, updates=made, **of_rows, **common)
     return dataclasses.replace(described, line="; ".join(filter(None, line)))
+
+
+def without_plugin(overrides: Sequence[str]) -> str | None:
+    """Return what a verl without the plugin does with these overrides; None if they choose no group."""
+    chosen = next((word for word in overrides if word.startswith(f"+{NODE}=")), None)
+    if chosen is None:
+        return None
+    for word in overrides:
+        if word.startswith(f"{NODE}."):
+            return f"verl stops at {word.partition('=')[0]}, before Ray starts"
+    return (
+        f"verl takes {chosen} for a new key, reads it nowhere, and trains its own loss; add {SWAP_GUARD}, at which it "
+        "then stops before Ray starts"
+    )
 
 
 def of_verls(unused: dict[str, Any]) -> str:
@@ -205,62 +226,83 @@ def of_verls(unused: dict[str, Any]) -> str:
     return f"verl's {', '.join(f'{key}={written(value)}' for key, value in unused.items())}" if unused else ""
 
 
-def averages(run: RunFacts, settings: Settings | Observe) -> str:
+def distillation_in_words(terms: Terms) -> str | None:
+    """Names the term that verl adds to the policy loss under distillation with task rewards; None without it."""
+    if not terms.distillation:
+        return None
+    coefficient = terms.distillation_coefficient
+    return f"verl's distillation loss {terms.distillation_kind} is added to it with coefficient {coefficient}"
+
+
+def averages(record: RunRecord, settings: Settings | Observe) -> str:
     """Returns verl's aggregation mode and, if it differs, the paper's."""
+    mode = record.aggregation_mode
     if not settings.trains:
         # Some of verl's own losses, such as its sapo, average in their own way.
-        return f"{shown(run.loss_agg_mode)}, if this loss follows it"
+        return f"{shown(mode)}, if this loss follows it"
     paper = settings.paper_loss_agg_mode
-    if paper in (None, run.loss_agg_mode):
-        return run.loss_agg_mode
-    return f"{shown(run.loss_agg_mode)} (the paper {AVERAGES[paper]}; set {keys.LOSS_AGG_MODE}={paper} for that)"
+    if paper in (None, mode):
+        return mode
+    return f"{shown(mode)} (the paper {AVERAGES[paper]}; set {keys.LOSS_AGG_MODE}={paper} for that)"
 
 
-def corrections(run: RunFacts, settings: Settings | Observe) -> list[str]:
+def corrections(record: RunRecord, settings: Settings | Observe) -> list[str]:
     """Returns the corrections of the samples' weights, mask and probabilities."""
-    applied, temperature, bypass = [], run.options.get(keys.TEMPERATURE), bool(run.options.get(keys.BYPASS))
-    for key, others in ((keys.ROLLOUT_IS, keys.WITH_ROLLOUT_IS), (keys.ROLLOUT_RS, keys.WITH_ROLLOUT_RS)):
-        # In bypass mode verl's trainers apply neither, and only the plugin's losses reject.
-        if run.options.get(key) is not None and not (bypass and (not settings.trains or key == keys.ROLLOUT_IS)):
-            threshold, *normalised = (run.options.get(other) for other in others)
-            over = ", normalised over the batch" if any(normalised) else ""
-            by = " by the current weights" * bypass
-            applied.append(f"{key.rpartition('.')[2]}={run.options[key]}{by} (threshold {shown(threshold)}{over})")
+    correction = record.correction
+    temperature = record.sampling.temperature
+    applied: list[str] = []
+    # In bypass mode verl's trainers apply neither, and only the plugin's losses reject.
+    if correction.weights is not None and not correction.bypass:
+        over = ", normalised over the batch" if correction.weights_normalised else ""
+        applied.append(f"rollout_is={correction.weights} (threshold {shown(correction.weights_threshold)}{over})")
+    if correction.rejection is not None and (settings.trains or not correction.bypass):
+        by = " by the current weights" if correction.bypass else ""
+        applied.append(f"rollout_rs={correction.rejection}{by} (threshold {shown(correction.rejection_threshold)})")
     corrected = [f"rollout correction {', '.join(applied)}"] if applied else []
     return corrected + ([] if temperature in (None, 1) else [f"log-probabilities at temperature {shown(temperature)}"])
 
 
-def source_of_old_log_probs(run: RunFacts, trainer: Trainer) -> str:
+def source_of_old_log_probs(record: RunRecord) -> str:
     """Returns where verl's trainer gets old_log_probs from."""
-    if run.options.get(keys.BYPASS):
+    if record.correction.bypass:
         return "are the rollout's own (bypass_mode)"
-    if trainer.recomputes_old:
+    if record.trainer.recomputes_old:
         return "are recomputed with the weights at the start of a rollout batch's first update"
-    if trainer.kind in (FULLY_ASYNC, SEPARATE):
+    if record.trainer.kind in (FULLY_ASYNC, SEPARATE):
         return "are recomputed with the weights that the rollout last received"
     return "are the trainer's"
 
 
-def updates(run: RunFacts, acting: str, at_one: str = "", *, in_full: bool = False) -> str:
+def updates(record: RunRecord, acting: str, at_one: str = "", *, in_full: bool = False) -> str:
     """Returns the number of updates per rollout batch, and whether limits can act.
 
     Args:
         acting, at_one: as of `limits_in_words`.
         in_full: whether the responses of each update, and the steps without any, are named too.
     """
-    schedule, mini_batch, responses = run.schedule, run.options.get(keys.MINI_BATCH), run.options.get(keys.RESPONSES)
-    size = f" of {mini_batch} prompts x {responses} response{'s' * (responses > 1)}" if mini_batch and responses else ""
-    warmup = f"; steps before {run.critic_warmup} update only the critic" * (in_full and run.critic_warmup > 1)
+    schedule = record.schedule
+    mini_batch = record.batch.mini_batch
+    responses = record.batch.responses
+    first = record.length.critic_warmup or 0
+    size = ""
+    if in_full and mini_batch and responses:
+        noun = "response" if responses == 1 else "responses"
+        size = f" of {mini_batch} prompts x {responses} {noun}"
+    warmup = f"; steps before {first} update only the critic" if in_full and first > 1 else ""
     if schedule.updates is None:
         return f"an unknown number of updates per rollout batch{warmup}"
-    number = f"{schedule.updates} update{'s' * (schedule.updates != 1)}{size * in_full} per rollout batch"
-    number += " and pass of Lopti" * (len(schedule.passes) == 2)
+    noun = "update" if schedule.updates == 1 else "updates"
+    number = f"{schedule.updates} {noun}{size} per rollout batch"
+    if len(schedule.passes) == 2:
+        number += " and pass of Lopti"
     if schedule.only_at_ratio_one and not at_one:
         several = f"to make several updates, set {keys.MINI_BATCH} below data.train_batch_size"
         idle = f"{acting or 'clipping'} has nothing else to act on"
         return f"{number}, at ratio 1 but for rounding: {idle} ({several}){warmup}"
     can_act = at_one if schedule.only_at_ratio_one else acting
-    return f"{number}: {f'{can_act} can act' if can_act else 'nothing clips'}{warmup}"
+    if not can_act:
+        return f"{number}: nothing clips{warmup}"
+    return f"{number}: {can_act} can act{warmup}"
 
 
 def traced(settings: Settings | Observe) -> str:
@@ -274,21 +316,31 @@ def traced(settings: Settings | Observe) -> str:
 
 def limits_in_words(method: Method) -> tuple[str, str, str]:
     """Returns what limits a method's weight, what of it can act where the ratio is not 1, and what where it is 1."""
-    limits, roles = method.limits, {*method.roles.values()}
+    limits = method.limits
+    roles = {*method.roles.values()}
     nouns = " and ".join(dict.fromkeys(role for role in limits.values() if role not in (LOW, HIGH, BESIDE)))
     beside = " and ".join(name for name, role in limits.items() if role == BESIDE)
     on = "" if method.bounds_on == "ratio" else f" on the {method.bounds_on.format(**method.parameters)}"
     if {LOW, HIGH} & {*limits.values()}:
-        limit, acting = f"fixed bounds{on}", "clipping"
+        limit = f"fixed bounds{on}"
+        acting = "clipping"
     elif not method.declares_limits:
-        limit, acting = "no bounds", "a limit inside the gradient weight"
+        limit = "no bounds"
+        acting = "a limit inside the gradient weight"
     elif nouns:
-        limit, acting = f"a {nouns} and no bounds", f"the {nouns}"
+        limit = f"a {nouns} and no bounds"
+        acting = f"the {nouns}"
     elif method.solved_parameters or not roles - {BESIDE}:
-        limit, acting = f"bounds of its own{on}", "clipping"
+        limit = f"bounds of its own{on}"
+        acting = "clipping"
     else:
-        limit, acting = f"no bounds but {beside}" if beside else "no bounds", beside
-    return limit, acting, (f"the {nouns}" if nouns else acting) if method.acts_at_ratio_one else ""
+        limit = f"no bounds but {beside}" if beside else "no bounds"
+        acting = beside
+    if not method.acts_at_ratio_one:
+        return limit, acting, ""
+    if nouns:
+        return limit, acting, f"the {nouns}"
+    return limit, acting, acting
 
 
 def bounds_of(method: Method) -> str:
@@ -300,9 +352,9 @@ def bounds_of(method: Method) -> str:
     low, high = ([values[name] for name in by_role.pop(side, ())] for side in (LOW, HIGH))
     if method.formula:
         low, high, *equations = method.formula
-        names = [name for kind in type(method).__mro__ if (name := vars(kind).get("name")) in SYMBOLS]
-        symbols = ["the width that holds {hold}"] if method.solved_parameters else [SYMBOLS[name] for name in names[:1]]
-        bounds = ", ".join([f"{method.bounds_on} {interval(low or None, high)}", *equations, *symbols]).format(**values)
+        symbols = "the width that holds {hold}" if method.solved_parameters else method.symbols
+        described = [*equations, symbols] if symbols else equations
+        bounds = ", ".join([f"{method.bounds_on} {interval(low or None, high)}", *described]).format(**values)
     elif not {LOW, HIGH} & (roles := {*method.roles.values()} - {BESIDE}):
         bounds = "bounds of its own" if method.declares_limits and not roles else "no bounds"
     else:
@@ -338,27 +390,39 @@ def settings_of(settings: Settings, group: str | None, differing: dict[str, str]
     return f"{', '.join(own) or 'no parameters'}: {whose}"
 
 
-def cost(settings: Settings, run: RunFacts) -> str:
+def cost(settings: Settings, record: RunRecord) -> str:
     """Returns what the loss costs beyond verl's own."""
-    schedule = run.schedule
+    schedule = record.schedule
     extra = [f"one extra forward pass {schedule.extra_passes}"] if schedule.extra_passes else []
-    passes = extra + ["a second pass of each update (Lopti)"] * (len(schedule.passes) == 2)
+    passes = list(extra)
+    if len(schedule.passes) == 2:
+        passes.append("a second pass of each update (Lopti)")
     of_scope = extra and settings.adaptive and settings.scope == "mini_batch" and not schedule.selects_by_pass
     can_lag = not schedule.second_stage and "entropy" not in settings.method.asks_for
     costs = read_costs()
-    made = {"the extra pass": "mini_batch"} if schedule.extra_passes == "before each update" else {}
-    made |= {f"{NODE}.scope=lagged": "lagged"} if settings.adaptive and settings.scope == "lagged" else {}
-    made |= {"Lopti": "lopti"} if len(schedule.passes) == 2 else {}
+    # What costs time, each with its key in the measured costs.
+    made = {}
+    if schedule.extra_passes == "before each update":
+        made["the extra pass"] = "mini_batch"
+    if settings.adaptive and settings.scope == "lagged":
+        made[f"{NODE}.scope=lagged"] = "lagged"
+    if len(schedule.passes) == 2:
+        made["Lopti"] = "lopti"
     more = [f"{costs['update_of_vanilla'][key] - 1:.0%} for {what}" for what, key in made.items()]
     share = f"; measured {costs['where']}, of an update's time: {', '.join(more)} ({costs['source']})" if more else ""
-    lag = f"; {NODE}.scope=lagged needs none" * bool(of_scope and can_lag)
+    lag = f"; {NODE}.scope=lagged needs none" if of_scope and can_lag else ""
     return f"{' and '.join(passes) or 'no extra pass'}{lag}{share.replace('%', ' %')}"
 
 
-def risk(settings: Settings, run: RunFacts) -> str | None:
-    """Returns from which spread of the ratio on nothing is clipped below; None where that cannot come about."""
+def warn_of_no_lower_bound(settings: Settings, record: RunRecord) -> str | None:
+    """Warns that above some spread of the ratio the lower bound is 0, so that nothing is clipped from below.
+
+    Returns:
+        The warning; None if it cannot happen.
+    """
+    # Only ACPO has such a spread, so that the sentence may name its parameter and its metric.
     spread = settings.method.unbounded_below_from
-    if spread is None or run.schedule.only_at_ratio_one:
+    if spread is None or record.schedule.only_at_ratio_one:
         return None
     return (
         f"where σ reaches {spread:.3f}, the lower bound is 0 and nothing is clipped below; σ grows from update to "
@@ -380,30 +444,33 @@ def mask_in_words(settings: Settings, to: str) -> str | None:
     )
 
 
-def of_receipt(settings: Settings, run: RunFacts) -> str:
+def of_receipt(settings: Settings, record: RunRecord) -> str:
     """Returns what happens if the gradient of the first rollout batch is not the announced one."""
     if settings.receipt == "off":
         return "off: nothing checks that this loss is what the run trains"
     if settings.receipt == "warn":
         return "warns if the first rollout batch trains another loss"
     always = "stops the run if the first rollout batch trains another loss"
-    if settings.receipt == "stop" or not run.untested:
+    if settings.receipt == "stop" or not record.untested:
         return always
     return f"{always}; its checks of the engine, which no test has run, only warn"
 
 
-def differences(settings: Settings, run: RunFacts, of_group: dict[str, Any]) -> dict[str, str]:
+def differences(settings: Settings, record: RunRecord, of_group: dict[str, Any]) -> dict[str, str]:
     """Returns the parameters that differ from the group, each with both values and, if verl's key set it, this key."""
-    values, changes = {**vars(settings), **vars(settings.method)}, {}
+    values = {**vars(settings), **vars(settings.method)}
+    changes = {}
     for parameter in (*dataclasses.fields(settings.method), *dataclasses.fields(settings)):
-        name, value, source = parameter.name, values[parameter.name], ""
+        name = parameter.name
+        value = values[parameter.name]
+        source = ""
         before = of_group.get(name, parameter.default)
         if name in ("method", "trace", "paper_loss_agg_mode", "hold") or value == before:
             continue
-        if taken := run.taken.get(name):
+        if taken := record.loss.taken.get(name):
             source = f"; from {keys.ACTOR}.{taken['key']}={written(taken['given'])}"
-        elif name == "compile" and value is False and run.uncompiled_by:
-            source = f"; from {run.uncompiled_by}=False"
+        elif name == "compile" and value is False and record.loss.uncompiled_by:
+            source = f"; from {record.loss.uncompiled_by}=False"
         elif name in settings.method.solved_parameters:
             source = f"; not used, {NODE}.hold solves for the bounds"
         changes[name] = f"{name}={shown(value)} (group: {shown(before)}{source}{unusual(parameter, value)})"

@@ -89,9 +89,11 @@ def what_does_not_divide(config: DictConfig) -> list[str]:
 
 def batches(config: DictConfig, ranks: int) -> Iterator[str]:
     """Names sizes that do not divide the rollout batch, or whose responses do not divide over the ranks."""
-    prompts, fetched = config.data.train_batch_size, config.data.get("gen_batch_size")
+    prompts = config.data.train_batch_size
+    fetched = config.data.get("gen_batch_size")
     n = OmegaConf.select(config, RESPONSES)
-    mini_batch, key = OmegaConf.select(config, MINI_BATCH), MINI_BATCH
+    mini_batch = OmegaConf.select(config, MINI_BATCH)
+    key = MINI_BATCH
     if prompts % mini_batch:
         yield (
             f"{key}={mini_batch}: does not divide data.train_batch_size={prompts} (both in prompts): verl's v1 trainer "
@@ -139,7 +141,8 @@ def micro_batches(config: DictConfig, ranks: int, sharing: int) -> Iterator[str]
 
 def groups(config: DictConfig, gpus: int) -> Iterator[str]:
     """Groups of GPUs, as a rollout server or with one copy of the parameters, that do not divide those of the run."""
-    rollout, machine = OmegaConf.select(config, ROLLOUT), OmegaConf.select(config, DEVICES_A_NODE)
+    rollout = OmegaConf.select(config, ROLLOUT)
+    machine = OmegaConf.select(config, DEVICES_A_NODE)
     size = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     if gpus % size or (size % machine and machine % size):
         yield (

@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from verl_clipx.common.secrets import redact
-from verl_clipx.run import session_guard, stand_in
+from verl_clipx.run import session_guard, slurm, stand_in
 
 # The last line of an answer that nothing stops (`description.py`, whose import takes seconds).
 NOTHING_STOPS = "Nothing in the configuration stops it."
@@ -36,10 +36,15 @@ NOTHING_STOPS = "Nothing in the configuration stops it."
 EXPLAIN = "CLIPX_EXPLAIN"
 
 # Programs that would act elsewhere, or prepare a run.
-STAND_INS = ("ray", "sbatch", "srun", "ssh", "docker", "kubectl", "pkill", "killall")
+STAND_INS = ("ray", "sbatch", "srun", "salloc", "ssh", "kubectl", "pkill", "killall")
+STAND_INS += ("docker", "podman", "apptainer", "singularity")
 STAND_INS += ("rm", "mv", "pip", "pip3", "wget", "curl", "huggingface-cli", "hf")
-# Scripts ask these for the accelerators that explaining does not need.
-OF_ACCELERATORS = ("nvidia-smi", "npu-smi")
+# Scripts ask these about their job and its nodes; getent is the machine's own, but for nodes that are made up.
+STAND_INS += ("scontrol", "squeue", "sinfo", "sacct", "scancel", "getent")
+# Scripts ask these for the accelerators that explaining does not need, and for environments that this one replaces.
+NOT_NEEDED = ("nvidia-smi", "npu-smi", "module", "ml", "conda", "mamba", "micromamba")
+# A pause of a script, in place of its own length. `WaitingLoop` must still see it.
+SECONDS_OF_A_PAUSE = 0.5
 SHELLS = ("bash", "sh")
 SECONDS_BETWEEN_LOOKS = 0.1
 # As often as this, all processes are looked at; verl takes longer to its start of Ray.
@@ -48,7 +53,8 @@ SECONDS_BETWEEN_LONG_LOOKS = 0.7
 SECONDS_IN_THE_BACKGROUND = 120
 # A script waits in a loop if it sleeps this often at one place, for this long in all, while nothing else of it works;
 # or if it calls one stand-in this often with the same words, without an answer in between.
-SLEEPS_OF_A_LOOP, SECONDS_OF_A_LOOP = 3, 15.0
+SLEEPS_OF_A_LOOP = 3
+SECONDS_OF_A_LOOP = 15.0
 CALLS_OF_A_LOOP = 30
 # What such a loop itself consists of: shells, and programs that look at the state of a cluster.
 OF_LOOPS = ("bash", "sh", "dash", "sleep", "timeout", "tee", "tail", "cat", "grep", "wc", "awk", "cut", "date")
@@ -78,6 +84,15 @@ WITHOUT_THE_VARIABLE = (
     f"it got no {EXPLAIN}, by which it would answer, and was ended before it could train. env -i, or a program that "
     "gives another an environment of its own, leaves the variable out: explain what they start"
 )
+OF_A_JOB = (
+    "nothing that `ray job submit` gives the job names verl-clipx: neither py_modules, pip, working_dir nor PYTHONPATH "
+    "in its runtime_env. Unless the cluster's own environment has it, the job's driver does not see the plugin. Add "
+    '--runtime-env-json \'{"py_modules": ["/shared/wheels/verl_clipx-0.1.0-py3-none-any.whl"]}\''
+)
+IN_A_CONTAINER = (
+    "What a container starts is not run here, since its paths and packages are others. Explain the command that it "
+    "starts, where its files are, or put `clipx explain --` in front of it inside the container, with the plugin there"
+)
 WAITS = (
     "the script waits here in a loop, and nothing that it started is at work. What it waits for does not come: "
     "stand-ins and missing programs report no node. Explain the command that starts verl, or let the script leave the "
@@ -90,8 +105,10 @@ PASS_ON = (
 CUT = "The command that starts verl ended before: a comment, an empty line or a blank after a backslash ends it."
 OF_WINDOWS = "The script's lines end as on Windows, so verl gets words that end with \\r: sed -i 's/\\r$//' SCRIPT."
 ONLY_THE_FIRST = "Only the first run is explained. If the command starts several, `clipx explain --all -- …` goes on."
-LINES_OF_A_CRASH, BYTES_OF_OUTPUT = 15, 100_000
-LONGEST, LONGEST_OF_A_CRASH = 100, 300
+LINES_OF_A_CRASH = 15
+BYTES_OF_OUTPUT = 100_000
+LONGEST = 100
+LONGEST_OF_A_CRASH = 300
 
 
 @dataclass(frozen=True)
@@ -102,6 +119,8 @@ class Explanation:
         answers: of every run that it would start, the fields of `description.Description` and `text`, its lines.
         stood_in: the command lines that stand-ins replaced.
         stops: why the command itself would not get to verl's configuration, or not as it is written, in sentences.
+        ran_here: those of `stood_in` that started their payload here.
+        remarks: what else is to be known of how the command starts the run, in sentences.
         may_go_on: whether it is a shell's, was ended at its first answer, and may have started more runs.
     """
 
@@ -109,6 +128,8 @@ class Explanation:
     stood_in: list[str]
     stops: list[str]
     may_go_on: bool = False
+    ran_here: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def starts(self) -> bool:
@@ -119,7 +140,7 @@ class Explanation:
     def content(self) -> dict[str, Any]:
         """The answer, for a program, without credentials."""
         runs = [{key: value for key, value in answer.items() if key != "text"} for answer in self.answers]
-        return redact({"runs": runs, "stood_in": self.stood_in, "stops": self.stops})
+        return redact({"runs": runs, "stood_in": self.stood_in, "stops": self.stops, "remarks": [*self.remarks]})
 
     @property
     def lines(self) -> list[str]:
@@ -128,10 +149,9 @@ class Explanation:
         answers = [line for answer in self.answers for line in answer["text"] if line != nothing]
         replaced = []
         for command in self.stood_in:
-            program, *words = shlex.split(command)
-            what = "run here" if stand_in.payload_of(program, words) else "not run"
+            what = "run here" if command in self.ran_here else "not run"
             replaced.append(f"{what}: {shortened(command)}")
-        return redact([*replaced, *self.stops, *answers, *[ONLY_THE_FIRST] * self.may_go_on])
+        return redact([*replaced, *self.stops, *self.remarks, *answers, *[ONLY_THE_FIRST] * self.may_go_on])
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
@@ -158,16 +178,23 @@ def explain(words: Sequence[str], *, every: bool = False) -> Explanation:
         answers, record, output, notes, last_command = (
             folder / part for part in ("answers", "stand_ins", "output", "notes", "last")
         )
-        for file in (answers, record, notes, last_command, *([folder / "all"] if every else ())):
+        started = folder / "started"
+        jobs = folder / "jobs"
+        for file in (answers, record, notes, last_command, started, jobs, *([folder / "all"] if every else ())):
             file.touch()
         environment = {**os.environ, **put_stand_ins(folder / "programs", record), EXPLAIN: str(answers)}
+        environment |= variables_of_job(words)
         loop = WaitingLoop(answers, record, last_command)
         code = run_session(words, environment, output, lambda: not every and is_answered(answers), notes, loop)
         given = [json.loads(line) for line in answers.read_text().splitlines()]
         stood_in, noted = (list(dict.fromkeys(end_of(file).splitlines())) for file in (record, notes))
-        printed, last = end_of(output), end_of(last_command).strip()
+        printed = end_of(output)
+        last = end_of(last_command).strip()
+        ran_here = end_of(started).splitlines()
+        by_jobs = end_of(jobs)
     given = given if every else given[:1]
-    cut, stops = [line for line in noted if NOT_FOUND.search(line)], []
+    cut = [line for line in noted if NOT_FOUND.search(line)]
+    stops = []
     if not given:
         stops.append(without_an_answer(code, printed, noted, last))
     elif cut:
@@ -175,8 +202,37 @@ def explain(words: Sequence[str], *, every: bool = False) -> Explanation:
     if given:
         stops += [f"{line}." for line in noted if WAITS in line]
     stops += misled_words(words, given, bool(cut))
+    remarks = []
+    if by_jobs and any(answer.get("of_the_plugin") for answer in given):
+        remarks.append(f"{OF_A_JOB}.")
+    if not given and any(map(starts_container, stood_in)):
+        stops.append(f"{IN_A_CONTAINER}.")
     by_shell = any(Path(word).name in SHELLS or word.endswith(".sh") for word in words)
-    return Explanation(given, stood_in, stops, may_go_on=bool(given) and by_shell and not every)
+    return Explanation(
+        answers=given,
+        stood_in=stood_in,
+        stops=stops,
+        may_go_on=bool(given) and by_shell and not every,
+        ran_here=tuple(ran_here),
+        remarks=tuple(remarks),
+    )
+
+
+def variables_of_job(words: Sequence[str]) -> dict[str, str]:
+    """Returns the variables of a Slurm job that is made up, where a script has #SBATCH lines and there is no job."""
+    if "SLURM_JOB_ID" in os.environ or Path(words[0]).name == "sbatch":
+        return {}
+    for word in words:
+        if slurm.is_script(Path(word)):
+            script = Path(word).read_text(errors="replace")
+            return slurm.variables_of(script) if slurm.directives_of(script) else {}
+    return {}
+
+
+def starts_container(command: str) -> bool:
+    """Returns whether a command line starts something in a container whose paths are not these."""
+    words = tuple(shlex.split(command))
+    return any(words[: len(container)] == container for container in stand_in.CONTAINERS)
 
 
 def end_of(file: Path) -> str:
@@ -203,7 +259,8 @@ def misled_words(words: Sequence[str], answers: list[dict[str, Any]], is_cut: bo
     passed = [argument for of in reached for argument in of or ()]
     if any(argument.endswith("\r") for argument in passed):
         return [OF_WINDOWS]
-    lost, messages = [], []
+    lost = []
+    messages = []
     for word in filter(OVERRIDE.match, words):
         within = [argument for argument in passed if word in argument.partition("=")[2]]
         if within:
@@ -227,7 +284,8 @@ def put_stand_ins(folder: Path, record: Path) -> dict[str, str]:
         (folder / program).chmod(0o755)
     # A script may put an environment's programs before PATH; bash calls functions before any program.
     functions = "".join(f'{program}() {{ {shlex.quote(str(folder / program))} "$@"; }}\n' for program in STAND_INS)
-    functions += "".join(f"{program}() {{ :; }}\n" for program in OF_ACCELERATORS if shutil.which(program) is None)
+    functions += "".join(f"{program}() {{ :; }}\n" for program in NOT_NEEDED if shutil.which(program) is None)
+    functions += f"sleep() {{ command sleep {SECONDS_OF_A_PAUSE}; }}\n"
     own = os.environ.get("BASH_ENV")
     first = folder.with_name("first.sh")
     of_bash = Path(__file__).with_name("explained.sh").read_text()
@@ -285,7 +343,8 @@ class WaitingLoop:
         Args:
             members: the living processes of the command's session.
         """
-        sleeping, working = [], set()
+        sleeping = []
+        working = set()
         for member in members:
             with contextlib.suppress(psutil.Error):
                 words = member.cmdline()
@@ -312,11 +371,91 @@ class WaitingLoop:
         calls = end_of(self.record).splitlines()
         answered = self.answers.stat().st_size
         if answered != self.answered:
-            self.answered, self.calls_before = answered, len(calls)
+            self.answered = answered
+            self.calls_before = len(calls)
         for line, number in Counter(calls[self.calls_before :]).items():
             if number >= CALLS_OF_A_LOOP:
                 return line
         return ""
+
+
+class Session:
+    """A command that is explained, with all that it starts.
+
+    Args:
+        process: the command, which leads a session of its own.
+        answers: the file whose path `EXPLAIN` has in what the command starts, in whatever session.
+        notes: the file to which what is wrong with the command is appended.
+        loop: notices that the command waits in a loop.
+    """
+
+    def __init__(self, process: subprocess.Popen, answers: Path, notes: Path, loop: WaitingLoop):
+        self.process = process
+        self.answers = answers
+        self.notes = notes
+        self.loop = loop
+        self.looked = time.monotonic()
+        # Those that would train, at the last look.
+        self.untold: list[psutil.Process] = []
+
+    def has(self, other: psutil.Process) -> bool:
+        """Return whether a process is in the command's session."""
+        return os.getsid(other.pid) == self.process.pid
+
+    def has_started(self, other: psutil.Process) -> bool:
+        """Return whether the command started a process, in whatever session."""
+        return self.has(other) or is_of(self.answers, other)
+
+    def would_train(self, other: psutil.Process) -> bool:
+        """Return whether a process is a Python without `EXPLAIN`."""
+        return self.has(other) and bool(OF_PYTHON.match(other.name())) and EXPLAIN not in other.environ()
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Waits for the command, then for what it left in the background; until `until` says so, or it waits in a loop.
+
+        What is left in the background has `SECONDS_IN_THE_BACKGROUND`.
+        """
+        waits = False
+        while not waits and self.process.poll() is None and not until():
+            waits = self.wait()
+        last = time.monotonic() + SECONDS_IN_THE_BACKGROUND
+        while not waits and not until() and time.monotonic() < last and living(self.has_started):
+            waits = self.wait()
+
+    def wait(self) -> bool:
+        """Wait a moment, and now and then look at what runs; return whether the command waits in a loop."""
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        if time.monotonic() - self.looked <= SECONDS_BETWEEN_LONG_LOOKS:
+            return False
+        self.looked = time.monotonic()
+        place = self.loop.find(living(self.has))
+        if place:
+            self.note(f"{place}: {WAITS}")
+            return True
+        self.kill_what_would_train()
+        return False
+
+    def kill_what_would_train(self) -> None:
+        """Kills each Python without `EXPLAIN` that is seen a second time, and notes its command line."""
+        # One that becomes another program has no environment for a moment.
+        before = self.untold
+        self.untold = living(self.would_train)
+        for other in {*before} & {*self.untold}:
+            with contextlib.suppress(psutil.Error):
+                self.note(f"{shlex.join(other.cmdline())}: {WITHOUT_THE_VARIABLE}")
+                other.kill()
+
+    def note(self, line: str) -> None:
+        with self.notes.open("a", errors="replace") as file:
+            file.write(f"{line}\n")
+
+    def kill(self) -> None:
+        """Kills all that the command started, and what is started meanwhile."""
+        while members := living(self.has_started):
+            for member in members:
+                with contextlib.suppress(psutil.Error):
+                    member.kill()
+        self.process.wait()
 
 
 def run_session(
@@ -336,67 +475,40 @@ def run_session(
     Raises:
         ValueError: there is no such program.
     """
-    given = dict(env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True)
     with output.open("wb") as file:
         try:
-            process = subprocess.Popen(list(words), stdout=file, **given)
+            process = subprocess.Popen(
+                list(words),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         except OSError as error:
             raise ValueError(f"{redact(words[0])}: {error.strerror}.") from None
-        guard = guard_session(process.pid, environment[EXPLAIN])
-
-        def in_session(other: psutil.Process) -> bool:
-            return os.getsid(other.pid) == process.pid
-
-        def is_member(other: psutil.Process) -> bool:
-            return in_session(other) or is_of(Path(environment[EXPLAIN]), other)
-
-        def would_train(other: psutil.Process) -> bool:
-            return in_session(other) and bool(OF_PYTHON.match(other.name())) and EXPLAIN not in other.environ()
-
-        def wait() -> bool:
-            """Wait a moment; return whether the command waits in a loop."""
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-            if time.monotonic() - looks[-1] > SECONDS_BETWEEN_LONG_LOOKS:
-                looks.append(time.monotonic())
-                if place := loop.find(living(in_session)):
-                    with notes.open("a", errors="replace") as noted:
-                        noted.write(f"{place}: {WAITS}\n")
-                    return True
-                # One that becomes another program has no environment for a moment.
-                before, seen[:] = seen[:], living(would_train)
-                for other in {*before} & {*seen}:
-                    with contextlib.suppress(psutil.Error), notes.open("a", errors="replace") as noted:
-                        noted.write(f"{shlex.join(other.cmdline())}: {WITHOUT_THE_VARIABLE}\n")
-                        other.kill()
-            return False
-
-        looks, seen = [time.monotonic()], []
-        try:
-            waits = False
-            while not waits and process.poll() is None and not until():
-                waits = wait()
-            last = time.monotonic() + SECONDS_IN_THE_BACKGROUND
-            while not waits and not until() and time.monotonic() < last and living(is_member):
-                waits = wait()
-        finally:
-            # Each may start another before its end.
-            while members := living(is_member):
-                for member in members:
-                    with contextlib.suppress(psutil.Error):
-                        member.kill()
-            process.wait()
-            # Nothing is left to end.
-            with contextlib.suppress(OSError):
-                guard.communicate(b".")
+    answers = Path(environment[EXPLAIN])
+    guard = guard_session(process.pid, answers)
+    session = Session(process, answers, notes, loop)
+    try:
+        session.run(until)
+    finally:
+        session.kill()
+        # Nothing is left to end.
+        with contextlib.suppress(OSError):
+            guard.communicate(b".")
     return process.returncode
 
 
-def guard_session(session: int, answers: str) -> subprocess.Popen:
-    """Starts the process that ends a session, and what has these answers, should this process be killed."""
+def guard_session(session: int, answers: Path) -> subprocess.Popen:
+    """Starts the process that cleans up should this one be killed.
+
+    It ends the session and what has the file `answers` for its answers, and removes the folder that this file is in.
+    """
     # In a session of its own, and without the variable, so that it is not ended with the others.
     environment = {name: value for name, value in os.environ.items() if name != EXPLAIN}
     return subprocess.Popen(
-        [sys.executable, session_guard.__file__, str(session), EXPLAIN, answers],
+        [sys.executable, session_guard.__file__, str(session), EXPLAIN, str(answers), str(answers.parent)],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -428,14 +540,15 @@ def without_an_answer(code: int, output: str, noted: Sequence[str], last: str) -
     """
     lines = [line for line in redact(output).strip().splitlines() if not TRACED.match(line)][-LINES_OF_A_CRASH:]
     missing = [*noted, *filter(NOT_FOUND.search, lines)]
-    why = f"ended with exit code {code} before" if code else "ended before"
-    said = "; ".join(dict.fromkeys(missing)) or f"it {why} verl's trainer had its configuration"
-    if by_uv := next(filter(OF_UV.search, missing or lines), ""):
+    how = f"ended with exit code {code} before" if code else "ended before"
+    reason = "; ".join(dict.fromkeys(missing)) or f"it {how} verl's trainer had its configuration"
+    by_uv = next(filter(OF_UV.search, missing or lines), None)
+    if by_uv:
         return f"no configuration seen: {shortened(by_uv, LONGEST_OF_A_CRASH)}. {UV}"
     if missing:
-        return f"no configuration seen: {said}."
+        return f"no configuration seen: {reason}."
     end = "\n".join(shortened(line, LONGEST_OF_A_CRASH) for line in lines)
     where = f" The last command was {shortened(last)}." if last else ""
     if COUNTS.search(f"{last}\n{end}"):
         where += NOTHING_COUNTED
-    return f"no configuration seen: {said}.{where} The end of its output:\n{end or '(none)'}"
+    return f"no configuration seen: {reason}.{where} The end of its output:\n{end or '(none)'}"

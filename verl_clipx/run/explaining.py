@@ -27,23 +27,23 @@ from verl_clipx.common.secrets import redact
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.base.refusal import Refusal, written
 from verl_clipx.run.config import clip_range
-from verl_clipx.run.description import IF_IT_CLIPS, Description, interval, shown, updates
+from verl_clipx.run.description import IF_IT_CLIPS, Description, interval, shown, updates, without_plugin
 from verl_clipx.run.divisibility import counted_nothing, what_does_not_divide, wrong_numbers
 from verl_clipx.run.explain import EXPLAIN
-from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.keys import (
     ACTOR,
+    CHECKPOINTS_GRADIENTS,
     CONTEXT,
-    EPOCHS,
     LORA_RANK,
     LORA_RANK_BEFORE,
     LOSS_MODE,
-    RESPONSES,
     ROLLOUT,
-    ROLLOUT_PROMPTS,
+    ROLLOUT_IS,
+    Leaves,
     read,
 )
 from verl_clipx.run.lengths import lengths_of
+from verl_clipx.run.record import RunRecord, fields_of
 from verl_clipx.run.resolve import Resolved
 from verl_clipx.run.run_files import log_path, own_log_path, record_path, resumed_step
 from verl_clipx.run.schedule import schedule_of
@@ -54,8 +54,11 @@ from verl_clipx.run.trainer import FULLY_ASYNC, trainer_of
 # Hydra's overrides under which it writes nothing here.
 NOTHING_WRITTEN = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
 
-# The configuration of the last main of Hydra's that began in this process.
-OF_HYDRAS_MAIN: list[DictConfig] = []
+# A weight at which a response hardly counts, as users have seen it.
+SMALL_WEIGHT = 0.06
+
+# The configuration of the hydra.main that began last in this process; None: none has begun.
+_main_configuration: DictConfig | None = None
 
 
 def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Description:
@@ -63,7 +66,8 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
     if OmegaConf.select(config, ROLLOUT) is None:
         asked = [f"+{NODE}={group}: nothing reads it in supervised training. Remove it."] if NODE in config else []
         return Description("no policy loss: this is supervised training, in which the plugin has no part", stops=asked)
-    loss_mode, actor = OmegaConf.select(config, LOSS_MODE), OmegaConf.select(config, ACTOR)
+    loss_mode = OmegaConf.select(config, LOSS_MODE)
+    actor = OmegaConf.select(config, ACTOR)
     try:
         resumes = restored_by_resuming(config)
         resolved = decide(config, named=named, group=group)
@@ -79,25 +83,27 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
         "stops": stops,
     }
     if resolved is None:
-        values = read(config)
-        run = RunFacts(options=values, schedule=schedule_of(values))
+        record = dataclasses.replace(fields_of(Leaves(config)), schedule=schedule_of(read(config)))
         acting = "clipping" if loss_mode == "vanilla" else IF_IT_CLIPS
         return Description(
             f"{written(loss_mode)}, verl's own loss; the plugin has no part in this run",
             loss_mode,
             bounds=bounds_of_verl(actor),
-            updates=updates(run, acting, in_full=True),
-            averages=run.loss_agg_mode if loss_mode == "vanilla" else None,
-            of_verl=terms(config),
+            updates=updates(record, acting, in_full=True),
+            averages=record.aggregation_mode if loss_mode == "vanilla" else None,
+            of_verl=terms(config, record),
             **common,
         )
-    description, settings = resolved.description, resolved.clipx
+    description = resolved.description
+    settings = resolved.clipx
     return dataclasses.replace(
         description,
         bounds=description.bounds or bounds_of_verl(actor),
-        of_verl=[*terms(config), *description.of_verl],
+        of_verl=[*terms(config, resolved.record), *description.of_verl],
         tested={option: values for option in description.untested if (values := tested_values(option))},
         has_run_on=has_run_on(config),
+        extra_pass=extra_pass_in_words(config, resolved),
+        sequence_weights=sequence_weights_in_words(config, resolved),
         files=files(config, settings),
         traces=traces_in_words(config, resolved),
         **common,
@@ -114,26 +120,29 @@ def bounds_of_verl(actor: DictConfig) -> str:
     return f"ratio {interval(*clip_range(actor))}; {last}"
 
 
-def terms(config: DictConfig) -> list[str]:
+def terms(config: DictConfig, record: RunRecord) -> list[str]:
     """Returns the terms that verl adds to the loss or to the rewards, entropy bonus and KL, and the critic's loss."""
     from verl.trainer.ppo.utils import need_critic
 
-    actor, algorithm = OmegaConf.select(config, ACTOR), config.algorithm
+    of_run = record.terms
+    kl_loss = f"KL loss {shown(of_run.kl_loss_kind)} {shown(of_run.kl_loss_coefficient)}"
+    in_rewards = f"KL penalty in the rewards {shown(of_run.kl_in_reward_coefficient)}"
     with warnings.catch_warnings():
         # verl warns of each run that has none.
         warnings.simplefilter("ignore")
         has_critic = need_critic(config)
     return [
-        f"entropy bonus {shown(actor.entropy_coeff)}" if actor.entropy_coeff else "no entropy bonus",
-        f"KL loss {shown(actor.kl_loss_type)} {shown(actor.kl_loss_coef)}" if actor.use_kl_loss else "no KL loss",
-        *([f"KL penalty in the rewards {shown(algorithm.kl_ctrl.kl_coef)}"] if algorithm.use_kl_in_reward else []),
+        f"entropy bonus {shown(of_run.entropy)}" if of_run.entropy else "no entropy bonus",
+        kl_loss if of_run.kl_loss else "no KL loss",
+        *([in_rewards] if of_run.kl_in_reward else []),
         *(["the critic's own loss"] if has_critic else []),
     ]
 
 
 def restored_by_resuming(config: DictConfig) -> str | None:
     """Says that a checkpoint brings its learning rate; None if the run resumes none, or without its optimizer."""
-    step, contents = resumed_step(config.trainer), OmegaConf.select(config, f"{ACTOR}.checkpoint.load_contents")
+    step = resumed_step(config.trainer)
+    contents = OmegaConf.select(config, f"{ACTOR}.checkpoint.load_contents")
     if not step or (contents is not None and "optimizer" not in contents):
         return None
     return f"the checkpoint of step {step}, whose learning rate verl restores, whatever {ACTOR}.optim.lr says"
@@ -154,12 +163,55 @@ def uncounted_in_words(config: DictConfig) -> str | None:
 
 def cut_by_context(config: DictConfig) -> str | None:
     """Says that the server's context ends responses early; None if it holds the longest prompt with its response."""
-    prompt, (response, context) = config.data.max_prompt_length, lengths_of(config)
+    prompt = config.data.max_prompt_length
+    response, context = lengths_of(config)
     if context is None or response is None or context >= prompt + response:
         return None
     limit = OmegaConf.select(config, CONTEXT)
     whole = f"{response} beside the longest prompt, of {prompt} (data.max_prompt_length)"
     return f"cut by {CONTEXT}={limit}: it holds less than {whole}"
+
+
+def extra_pass_in_words(config: DictConfig, resolved: Resolved) -> str | None:
+    """Returns what the extra pass costs by formula, in time, memory and bytes on the wire; None without one.
+
+    A backward pass takes as long as two forward passes, and gradient checkpointing makes one more forward pass.
+    """
+    from verl.trainer.ppo.utils import need_reference_policy
+
+    settings = resolved.clipx
+    schedule = resolved.record.schedule
+    if not settings.trains or schedule.extra_passes != "before each update":
+        return None
+    checkpoints = bool(OmegaConf.select(config, CHECKPOINTS_GRADIENTS))
+    update = 4 if checkpoints else 3
+    share = "a quarter of an update (with gradient checkpointing)" if checkpoints else "a third of an update"
+    # Over each rollout batch: old_log_probs, reference, updates. An epoch more repeats the update and the extra pass.
+    epochs = resolved.record.batch.epochs or 1
+    once = int(resolved.record.trainer.recomputes_old) + int(need_reference_policy(config))
+    of_step = epochs / (epochs * update + once)
+    size = settings.method.statistics_size + settings.method.second_statistics_size
+    # With the number of tokens, all in float64.
+    wire = f"; {8 * (size + 1):,} bytes are all-reduced an update" if settings.adaptive and size else ""
+    return (
+        f"by formula a forward pass is {share}, and {100 * of_step:.0f} % of a step's other passes, so less than that "
+        f"of a step with its rollout; no activations are kept, and of the logits those of one micro-batch{wire}"
+    )
+
+
+def sequence_weights_in_words(config: DictConfig, resolved: Resolved) -> str | None:
+    """Returns what weights by sequence do to this run's longest responses; None where weights are by token or off."""
+    if resolved.record.correction.weights != "sequence":
+        return None
+    length = lengths_of(config)[0]
+    if not length:
+        return None
+    mean = abs(math.log(SMALL_WEIGHT)) / length
+    return (
+        f"{ROLLOUT_IS}=sequence multiplies the ratios of all tokens of a response: in one of {length:,} tokens, a "
+        f"log-ratio that is {mean:.2g} below 0 on average already makes its weight {SMALL_WEIGHT}, so that long "
+        f"responses hardly count; {ROLLOUT_IS}=token weighs each token by its own ratio"
+    )
 
 
 def files(config: DictConfig, settings: Any) -> dict[str, str]:
@@ -174,14 +226,15 @@ def files(config: DictConfig, settings: Any) -> dict[str, str]:
 
 def traces_in_words(config: DictConfig, resolved: Resolved) -> str | None:
     """Returns which prompts are traced and how much each traced rollout batch writes at most; None if none is."""
-    trace, options, schedule = resolved.clipx.trace, resolved.run.options, resolved.run.schedule
+    trace = resolved.clipx.trace
+    batch = resolved.record.batch
     if trace is None:
         return None
     which = f"{100 * trace.fraction:g} % of the prompts, in one of {trace.every} rollout batches"
-    factors = [options.get(key) for key in (ROLLOUT_PROMPTS, RESPONSES)] + [lengths_of(config)[0]]
+    factors = [batch.prompts, batch.responses, lengths_of(config)[0]]
     if None in factors:
         return which
-    tokens = math.prod(factors) * (options.get(EPOCHS) or 1) * max(len(schedule.passes), 1)
+    tokens = math.prod(factors) * (batch.epochs or 1) * max(len(resolved.record.schedule.passes), 1)
     costs = read_costs()
     size = tokens * trace.fraction * costs["trace_bytes_a_token"] / 1e6
     return f"{which}; at most about {size:.2g} MB each, if all responses are full ({costs['source']})"
@@ -232,13 +285,24 @@ def end_with(description: Description) -> NoReturn:
 
 
 def answer_and_end(config: DictConfig) -> NoReturn:
-    """Takes the place of a start of verl's: answers, and ends this process."""
+    """Runs in place of the functions with which verl starts training: answers, and ends this process."""
     description = answer(config, **said_by_command_line())
     if HydraConfig.initialized():
-        hydra, loss = HydraConfig.get(), f"only the first run of a sweep is explained: {description.loss}"
-        of_sweep, of_run = {"loss": loss}, {"arguments": [*hydra.overrides.task, *hydra.overrides.hydra]}
-        description = dataclasses.replace(description, **(of_sweep if hydra.mode == RunMode.MULTIRUN else of_run))
+        description = with_command_line(description)
     end_with(description)
+
+
+def with_command_line(description: Description) -> Description:
+    """Returns a description with what Hydra knows of the command line that began this run."""
+    hydra = HydraConfig.get()
+    if hydra.mode == RunMode.MULTIRUN:
+        # Without arguments: each run of a sweep has its own, and `clipx explain` would miss those that were typed.
+        return dataclasses.replace(description, loss=f"only the first run of a sweep is explained: {description.loss}")
+    return dataclasses.replace(
+        description,
+        arguments=[*hydra.overrides.task, *hydra.overrides.hydra],
+        without_plugin=without_plugin(hydra.overrides.task) if description.of_the_plugin else None,
+    )
 
 
 def pass_over_start_of_ray(*_: Any) -> None:
@@ -265,9 +329,8 @@ def end_where_ray_is_used(*_: Any) -> NoReturn:
     A main of the user's own may give its configuration to a task of its own, instead of to a function of verl's that
     is hooked. Without a configuration of verl's, the answer is that there is none.
     """
-    for config in OF_HYDRAS_MAIN:
-        if OmegaConf.select(config, ROLLOUT) is not None:
-            answer_and_end(config)
+    if _main_configuration is not None and OmegaConf.select(_main_configuration, ROLLOUT) is not None:
+        answer_and_end(_main_configuration)
     end_with(without_configuration("The program would use Ray here"))
 
 
@@ -277,30 +340,38 @@ def without_configuration(where: str) -> Description:
     return Description("no configuration seen", stops=[why])
 
 
-def run_hydra(run: Callable[..., None], _: None, __: tuple, named: dict[str, Any]) -> None:
-    """Runs a hydra.main so that Hydra writes nothing, and answers where a configuration does not compose.
+def run_hydra(wrapped: Callable[..., None], _: None, positional: tuple, named: dict[str, Any]) -> None:
+    """Wraps Hydra's `_run_hydra`, so that Hydra writes nothing, and answers where a configuration does not compose.
 
     Args:
-        named: the arguments of `run`, all of which hydra.main gives by name.
+        named: the arguments of `_run_hydra`, all of which hydra.main gives by name.
     """
     # Otherwise Hydra would print its errors itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    args, task = named["args"], named["task_function"]
+    args = named["args"]
+    task = named["task_function"]
     given = [*args.overrides]
 
     # Hydra finds the task's file through the wrapper.
     @functools.wraps(task)
     def remember_configuration(config: DictConfig) -> Any:
-        OF_HYDRAS_MAIN[:] = [config]
+        global _main_configuration
+        _main_configuration = config
         return task(config)
 
     args.overrides += [*NOTHING_WRITTEN, f"hydra.sweep.dir={tempfile.gettempdir()}"]
     try:
-        run(**{**named, "task_function": remember_configuration})
+        wrapped(*positional, **{**named, "task_function": remember_configuration})
     except (HydraException, OmegaConfBaseException) as error:
-        why = str(error).partition("\n\n")[0]
-        if isinstance(error, OverrideParseException):
-            why = f"{error.override}: is no override of Hydra's: {why.splitlines()[0]}"
-            if not (error.override or "").strip():
-                why = "a blank stands where an override should. After a backslash it ends a command: remove it."
-        end_with(Description("a configuration that does not compose", stops=[why], arguments=given))
+        reason = reason_of_no_composition(error)
+        end_with(Description("a configuration that does not compose", stops=[reason], arguments=given))
+
+
+def reason_of_no_composition(error: Exception) -> str:
+    """Returns why Hydra does not compose a configuration, in a sentence for the user."""
+    reason = str(error).partition("\n\n")[0]
+    if not isinstance(error, OverrideParseException):
+        return reason
+    if not (error.override or "").strip():
+        return "a blank stands where an override should. After a backslash it ends a command: remove it."
+    return f"{error.override}: is no override of Hydra's: {reason.splitlines()[0]}"

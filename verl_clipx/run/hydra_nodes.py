@@ -6,11 +6,11 @@ from verl.workers.config.actor import PolicyLossConfig
 
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run.config import Observe, Settings, build
-from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.handover import Handover
 from verl_clipx.run.keys import FACTS
 from verl_clipx.run.resolve import missing_method
 
-__all__ = ["ClipxPolicyLossConfig", "RunFacts", "build"]
+__all__ = ["ClipxPolicyLossConfig", "build"]
 
 
 @dataclass
@@ -19,19 +19,19 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
 
     Args:
         clipx: the clipx node; once built, with what it gets from the run.
-        run: the other parts of the run's configuration that the loss depends on.
+        run: the other parts of the run that the loss depends on.
 
     Raises:
-        Refusal: there is no method, or the facts about the run were replaced.
+        Refusal: there is no method, or the node `run` was replaced.
     """
 
     clipx: Settings | Observe | None = None
-    run: RunFacts | None = None
+    run: Handover | None = None
 
     def __post_init__(self):
         if not isinstance(self.clipx, Settings | Observe):
             raise missing_method(self.clipx)
-        if not isinstance(self.run, RunFacts):
-            raise Refusal(FACTS, self.run, "the plugin needs the facts about the run that it reads", "Remove it.")
+        if not isinstance(self.run, Handover):
+            raise Refusal(FACTS, self.run, "the plugin needs what it has resolved of the run there", "Remove it.")
         # verl freezes its configurations.
         object.__setattr__(self, "clipx", self.run.complete(self.clipx))

@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.losses.base.parameters import NODE
 from verl_clipx.losses.base.refusal import Refusal, written
-from verl_clipx.losses.groups import OBSERVE
+from verl_clipx.losses.groups import OBSERVE, swap_by
+from verl_clipx.run.sampling import Correction, Sampling
 
 if TYPE_CHECKING:
     from verl_clipx.run.config import Observe, Settings
@@ -24,11 +25,16 @@ Values = Mapping[str, Any]
 Test = Callable[[Values, "Settings | Observe"], Iterator[Refusal]]
 
 # What may become of a key.
-READ_BY_VERL, TAKEN, REFUSED, IRRELEVANT = "read by verl as always", "taken over or not used", "refused", "irrelevant"
+READ_BY_VERL = "read by verl as always"
+TAKEN = "taken over or not used"
+REFUSED = "refused"
+IRRELEVANT = "irrelevant"
 NOT_READ = object()
 
 # What reads a key.
-LOSSES, BYPASS_LOSS, CORRECTION = "verl's own losses", "verl's bypass loss", "verl's rollout correction"
+LOSSES = "verl's own losses"
+BYPASS_LOSS = "verl's bypass loss"
+CORRECTION = "verl's rollout correction"
 AGGREGATION = "verl's aggregation, which the line names"
 BESIDE = "verl's ppo_loss, which adds it to the method's loss"
 SAMPLES = "what makes the samples and their advantages, which is the same for every loss"
@@ -131,13 +137,13 @@ def another_loss(loss_mode: str, settings: "Settings") -> Iterator[Refusal]:
     name = settings.method.name
     if loss_mode not in ("clipx_custom", f"clipx_{name}"):
         reason = f"contradicts {NODE}.method={name}: verl would train the loss that it names"
-        advice = f"Remove loss_mode, which +{NODE}={name} sets by itself, or keep verl's loss with +{NODE}={OBSERVE}."
+        advice = f"Remove loss_mode, which +{NODE}={name} sets by itself, or keep verl's loss with {swap_by(OBSERVE)}."
         yield Refusal(LOSS_MODE, loss_mode, reason, advice)
 
 
 @refuses(LOSS_MODE)
 def other_loss(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """other than the group's own; under observe, other than verl's, and its loss on logits (local)"""
+    """any value other than the group's own; under observe, any that is not verl's, and verl's loss on logits (local)"""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     loss_mode = str(values[LOSS_MODE])
@@ -149,7 +155,7 @@ def other_loss(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
         by_group = f"Remove loss_mode, which +{NODE}={loss_mode[6:]} sets by itself"
         yield Refusal(LOSS_MODE, loss_mode, reason, f"{by_group}, or observe one of verl's (vanilla).")
     elif loss_mode == LOCAL:
-        reason = f"verl's LOCAL is a loss on logits, of which +{NODE}={OBSERVE} sees none"
+        reason = f"verl's LOCAL is a loss on logits, which +{NODE}={OBSERVE} does not see"
         yield Refusal(LOSS_MODE, loss_mode, reason, f"Leave out +{NODE}={OBSERVE}, or observe another loss (vanilla).")
     elif loss_mode not in known:
         module = "name the module that registers it in VERL_USE_EXTERNAL_MODULES"
@@ -162,7 +168,7 @@ POLICY_LOSS_CORRECTION = declare(f"{POLICY_LOSS}.rollout_correction", REFUSED, B
 
 @refuses(POLICY_LOSS_CORRECTION)
 def misplaced_correction(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """which only verl's bypass loss reads"""
+    """any setting: only verl's bypass loss reads it"""
     correction = values[POLICY_LOSS_CORRECTION] or {}
     if node.trains and correction:
         key, value = next(iter(correction.items()))
@@ -211,17 +217,33 @@ LOSS_TYPE = declare(f"{OF_CORRECTION}.loss_type", REFUSED, BYPASS_LOSS, None)
 CENTERING = declare(f"{OF_CORRECTION}.score_centering", REFUSED, BYPASS_LOSS, None)
 
 
+def correction_of(values: Values) -> Correction:
+    """Returns verl's rollout correction as a configuration has it."""
+    threshold, normalised = WITH_ROLLOUT_IS
+    return Correction(
+        bypass=values.get(BYPASS),
+        weights=values.get(ROLLOUT_IS),
+        weights_threshold=values.get(threshold),
+        weights_normalised=values.get(normalised),
+        rejection=values.get(ROLLOUT_RS),
+        rejection_threshold=values.get(WITH_ROLLOUT_RS[0]),
+    )
+
+
 @refuses(ROLLOUT_IS)
 def weights_count_twice(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """in bypass mode and with a method whose ratio is to the sampler: it would correct twice"""
+    """in bypass mode, and with a method whose ratio is taken against the sampler: it would correct twice"""
     if not node.trains or values[ROLLOUT_IS] is None or not (values[BYPASS] or node.method.ratio_to_sampler):
         return
     if values[BYPASS]:
-        because, other = f"{BYPASS}=True", f"{BYPASS}=False"
+        because = f"{BYPASS}=True"
+        other = f"{BYPASS}=False"
     elif "behaviour" in node.method.parameters:
-        because, other = f"{NODE}.behaviour=rollout", f"{NODE}.behaviour=old"
+        because = f"{NODE}.behaviour=rollout"
+        other = f"{NODE}.behaviour=old"
     else:
-        because, other = chosen(node), "choose another method"
+        because = chosen(node)
+        other = "choose another method"
     reason = (
         f"with {because} the ratio of {chosen(node)} is already relative to the policy that sampled, and the weights "
         "would correct for that policy a second time"
@@ -231,7 +253,7 @@ def weights_count_twice(values: Values, node: "Settings | Observe") -> Iterator[
 
 @refuses(BYPASS)
 def mask_without_effect(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """True beside a mask that compares the old policy with the sampler: they are the same then"""
+    """True together with a mask that compares the old policy with the sampler: in bypass mode they are the same"""
     mask = node.mask if node.trains else None
     if values[BYPASS] and mask is not None and mask.of_old_policy:
         reason = (
@@ -243,7 +265,7 @@ def mask_without_effect(values: Values, node: "Settings | Observe") -> Iterator[
 
 @refuses(WITH_ROLLOUT_IS[0])
 def weights_verl_refuses(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """and rollout_is, if verl's own code refuses them, as it would at the first batch"""
+    """this and rollout_is, if verl's own code refuses them; it would do so at the first batch"""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
     yield from refused_by_verl(compute_rollout_correction_weights, values, ROLLOUT_IS, WITH_ROLLOUT_IS[0])
@@ -251,7 +273,7 @@ def weights_verl_refuses(values: Values, node: "Settings | Observe") -> Iterator
 
 @refuses(ROLLOUT_RS)
 def rejection_verl_refuses(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """likewise, with its threshold"""
+    """this and its threshold, if verl's own code refuses them"""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 
     yield from refused_by_verl(compute_rollout_rejection_mask, values, ROLLOUT_RS, WITH_ROLLOUT_RS[0])
@@ -273,8 +295,9 @@ def refused_by_verl(correct: Callable, values: Values, key: str, threshold: str)
 
 @refuses(LOSS_TYPE)
 def other_bypass_loss(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """other than ppo_clip, which only verl's bypass loss reads"""
-    loss_type, advice = values[LOSS_TYPE], f"Set {LOSS_TYPE}=ppo_clip, or leave out +{NODE} to train verl's."
+    """anything but ppo_clip: only verl's bypass loss reads it"""
+    loss_type = values[LOSS_TYPE]
+    advice = f"Set {LOSS_TYPE}=ppo_clip, or leave out +{NODE} to train verl's."
     if node.trains and loss_type not in (None, "ppo_clip"):
         reason = f"only verl's own bypass loss reads it, and {chosen(node)} would ignore it"
         yield Refusal(LOSS_TYPE, loss_type, reason, advice)
@@ -282,10 +305,18 @@ def other_bypass_loss(values: Values, node: "Settings | Observe") -> Iterator[Re
 
 @refuses(CENTERING)
 def other_loss_for_centering(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """true: verl then trains a loss of its own for it"""
-    if node.trains and values[CENTERING]:
-        reason = f"verl then trains a loss of its own in the place of {chosen(node)}"
-        yield Refusal(CENTERING, True, reason, f"Set {CENTERING}=False, or leave out +{NODE} to train verl's.")
+    """true: verl then trains a loss of its own for it; under observe, because that loss acts on logits too"""
+    if not values[CENTERING]:
+        return
+    if node.trains:
+        reason = f"verl then trains its own loss instead of {chosen(node)}"
+    else:
+        # The most probable tokens nearly always include the one that was sampled.
+        reason = (
+            "verl's loss then also acts on the logits of the most probable tokens, of which "
+            f"{chosen(node)} sees none, so that it would show only a part of what happens to a token"
+        )
+    yield Refusal(CENTERING, True, reason, f"Set {CENTERING}=False, or leave out +{NODE} to train verl's.")
 
 
 declare_all(READ_BY_VERL, SAMPLES, "algorithm", "gamma", "norm_adv_by_std_in_grpo", "kl_ctrl")
@@ -315,14 +346,6 @@ def no_task_rewards(values: Values, node: "Settings | Observe") -> Iterator[Refu
         yield Refusal(TASK_REWARDS, values[TASK_REWARDS], reason, advice)
 
 
-def distillation_term(values: Values) -> str | None:
-    """Names the term that verl adds to the policy loss under distillation with task rewards; None without it."""
-    if not values.get(DISTILLATION):
-        return None
-    loss, coefficient = values.get(DISTILLATION_LOSS), values.get(DISTILLATION_COEFFICIENT)
-    return f"verl's distillation loss {loss} is added to it with coefficient {coefficient}"
-
-
 CRITIC = declare("critic", READ_BY_VERL, "the critic's own loss")
 declare_all(READ_BY_VERL, "the critic's own loss", CRITIC, "loss_agg_mode", "loss_scale_factor")
 
@@ -347,7 +370,8 @@ def no_update(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
 
 MINI_BATCH = declare_beside(f"{ACTOR}.ppo_mini_batch_size", TRAINER)
 RESPONSES = declare_beside(f"{ROLLOUT}.n", TRAINER)
-ROLLOUT_PROMPTS, USE_V1 = declare_beside("data.train_batch_size", TRAINER), declare_beside("trainer.use_v1", TRAINER)
+ROLLOUT_PROMPTS = declare_beside("data.train_batch_size", TRAINER)
+USE_V1 = declare_beside("trainer.use_v1", TRAINER)
 WARMUP = declare_beside("trainer.critic_warmup", TRAINER)
 # Of verl's experimental trainers, which do not read trainer.v1.
 STEPS_A_VERSION = declare_beside("async_training.trigger_parameter_sync_step", TRAINER)
@@ -362,7 +386,7 @@ RUNTIME = declare_beside("runtime.backend", TRAINER)
 
 @refuses(TRAINER_MODE)
 def loss_elsewhere(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """remote_backend, also by its own keys: the loss would run where no worker of the plugin is"""
+    """remote_backend, even if selected by its own keys: the loss would run where the plugin has no worker"""
     named = {TRAINER_MODE: "remote_backend"} if values[TRAINER_MODE] == "remote_backend" else {}
     named |= {key: values[key] for key in (REMOTE_BACKEND, REMOTE_GROUP) if values[key] is not None}
     for key, value in list(named.items())[:1]:
@@ -395,7 +419,7 @@ FUSED_KERNELS = declare_beside("actor_rollout_ref.model.use_fused_kernels", ENGI
 
 @refuses(FUSED_KERNELS)
 def sharded_head(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """under FSDP2 with untied embeddings, if the model's configuration is here: torch would stop"""
+    """under FSDP2 with untied embeddings, if the model's configuration is on this machine: torch would stop the run"""
     path = values[MODEL_PATH]
     config = model_config(path) if values[STRATEGY] == "fsdp2" and values[FUSED_KERNELS] else None
     if config is not None and not config.get_text_config().tie_word_embeddings:
@@ -416,7 +440,8 @@ def model_config(path: str | None) -> Any:
         return None
 
 
-QAT, MTP = declare_beside(f"{ACTOR}.qat.enable", ENGINE), declare_beside("actor_rollout_ref.model.mtp.enable", ENGINE)
+QAT = declare_beside(f"{ACTOR}.qat.enable", ENGINE)
+MTP = declare_beside("actor_rollout_ref.model.mtp.enable", ENGINE)
 PREFIX_GROUPER = declare_beside(f"{ACTOR}.use_prefix_grouper", ENGINE)
 ROUTER_REPLAY = declare_beside(f"{ACTOR}.veomni.router_replay.mode", ENGINE)
 ROUTER_REPLAY_OF_MEGATRON = declare_beside(f"{ACTOR}.megatron.router_replay.mode", ENGINE)
@@ -458,8 +483,9 @@ def has_sequence_parallel_attention(name: str | None) -> bool:
 
 @refuses(f"{ACTOR}.ulysses_sequence_parallel_size")
 def attention_on_a_slice(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """above 1, in any of its places, with sdpa or eager attention: each rank would attend to its own slice"""
-    name, key = values[ATTENTION], next((key for key in SEQUENCE_PARALLEL if (values[key] or 1) > 1), None)
+    """above 1, wherever it is set, with sdpa or eager attention: each rank would attend to its own slice"""
+    name = values[ATTENTION]
+    key = next((key for key in SEQUENCE_PARALLEL if (values[key] or 1) > 1), None)
     if key is not None and not has_sequence_parallel_attention(name):
         advice = f"Set {ATTENTION}=flash_attention_2 (on a CPU there is none), or {key}=1."
         yield Refusal(key, values[key], f"with {ATTENTION}={name}: {WRONG_ATTENTION}", advice)
@@ -467,18 +493,32 @@ def attention_on_a_slice(values: Values, node: "Settings | Observe") -> Iterator
 
 # --- The server that samples -----------------------------------------------------------------------------------------
 
-ENGINE_NAME, TEMPERATURE = declare_beside(f"{ROLLOUT}.name", SERVER), declare_beside(f"{ROLLOUT}.temperature", SERVER)
+ENGINE_NAME = declare_beside(f"{ROLLOUT}.name", SERVER)
+TEMPERATURE = declare_beside(f"{ROLLOUT}.temperature", SERVER)
 LOG_PROB_MODE = declare_beside(f"{ROLLOUT}.logprobs_mode", SERVER)
 # What score centering asks of the server, after 0.9.
 declare_beside(f"{ROLLOUT}.topk_log_probs", SERVER)
 # verl's vLLM server gives this key precedence over its own arguments.
 LOG_PROB_MODE_OF_VLLM = declare_beside(f"{ROLLOUT}.engine_kwargs.vllm.logprobs_mode", SERVER)
-# From each key that truncates sampling to a test whether a value truncates, and the value that does not.
-TRUNCATING: dict[str, tuple[Callable[[float], bool], float]] = {
-    declare_beside(f"{ROLLOUT}.top_p", SERVER): (lambda value: value < 1, 1),
-    declare_beside(f"{ROLLOUT}.top_k", SERVER): (lambda value: value > 0, -1),
-    declare_beside(f"{ROLLOUT}.min_p", SERVER): (lambda value: value > 0, 0),
-}
+TOP_P = declare_beside(f"{ROLLOUT}.top_p", SERVER)
+TOP_K = declare_beside(f"{ROLLOUT}.top_k", SERVER)
+MIN_P = declare_beside(f"{ROLLOUT}.min_p", SERVER)
+# The values of what truncates sampling at which it does not.
+WHOLE = {"top_p": 1, "top_k": -1, "min_p": 0}
+CALCULATE_LOG_PROBS = declare_beside(f"{ROLLOUT}.calculate_log_probs", SERVER)
+
+
+def sampling_of(values: Values) -> Sampling:
+    """Returns how a configuration has the server sample."""
+    return Sampling(
+        temperature=values.get(TEMPERATURE),
+        top_p=values.get(TOP_P),
+        top_k=values.get(TOP_K),
+        min_p=values.get(MIN_P),
+        returns_log_probs=values.get(CALCULATE_LOG_PROBS),
+        log_probs=values.get(LOG_PROB_MODE),
+        log_probs_of_vllm=values.get(LOG_PROB_MODE_OF_VLLM),
+    )
 
 
 class Mismatch(NamedTuple):
@@ -492,19 +532,19 @@ class Mismatch(NamedTuple):
         return ", ".join(f"{key}={value}" for key, value in self.settings.items())
 
 
-def log_prob_mismatch(values: Values) -> Mismatch | None:
+def log_prob_mismatch(sampling: Sampling, engine: str | None) -> Mismatch | None:
     """Says why the rollout's log-probabilities are of another distribution than the trainer's; None if they aren't.
 
     The trainer divides the logits by the temperature and takes the softmax over the whole vocabulary. vLLM and the
     server of +hardware=cpu return what logprobs_mode says. verl does not pass this key to other servers.
+
+    Args:
+        sampling: of the run.
+        engine: verl's name for the server that samples.
     """
-    engine, temperature = values.get(ENGINE_NAME), values.get(TEMPERATURE)
-    truncating = {
-        key: value
-        for key, (truncates, _) in TRUNCATING.items()
-        if isinstance(value := values.get(key), int | float) and truncates(value)
-    }
-    from_all = ", ".join(f"{key}={TRUNCATING[key][1]}" for key in truncating)
+    temperature = sampling.temperature
+    truncating = {f"{ROLLOUT}.{name}": value for name, value in sampling.truncates.items()}
+    from_all = ", ".join(f"{ROLLOUT}.{name}={WHOLE[name]}" for name in sampling.truncates)
     off = "over the tokens that truncation keeps, and the trainer's are over the whole vocabulary"
     if engine not in ("vllm", "cpu"):
         effect = (
@@ -512,11 +552,16 @@ def log_prob_mismatch(values: Values) -> Mismatch | None:
             "ratio is then off by the probability that is kept"
         )
         return Mismatch(truncating, effect, f"Set {from_all}") if truncating else None
-    key = LOG_PROB_MODE_OF_VLLM if engine == "vllm" and values.get(LOG_PROB_MODE_OF_VLLM) else LOG_PROB_MODE
-    mode = values.get(key)
+    key = LOG_PROB_MODE
+    mode = sampling.log_probs
+    if engine == "vllm" and sampling.log_probs_of_vllm:
+        key = LOG_PROB_MODE_OF_VLLM
+        mode = sampling.log_probs_of_vllm
     if mode == "processed_logprobs":
         effect = f"{engine}'s log-probabilities are {off}, so that every ratio is off by the probability that is kept"
-        remedy = f"Set {from_all}" + f", or {key}=raw_logprobs" * (temperature == 1)
+        remedy = f"Set {from_all}"
+        if temperature == 1:
+            remedy += f", or {key}=raw_logprobs"
         return Mismatch({**truncating, key: mode}, effect, remedy) if truncating else None
     # null means vLLM's own default, raw_logprobs.
     if mode not in (None, "raw_logprobs"):
@@ -525,26 +570,26 @@ def log_prob_mismatch(values: Values) -> Mismatch | None:
     if temperature == 1:
         return None
     effect = f"{engine}'s log-probabilities are at temperature 1, the trainer's at {temperature}"
-    remedy = f"Set {key}=processed_logprobs" + f" and {from_all}" * bool(truncating)
+    remedy = f"Set {key}=processed_logprobs"
+    if truncating:
+        remedy += f" and {from_all}"
     return Mismatch({key: mode, TEMPERATURE: temperature}, effect, remedy)
 
 
-@refuses(f"{ROLLOUT}.top_p")
+@refuses(TOP_P)
 def ratios_are_off(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """top_k or min_p that truncates, where a ratio to the sampler enters the loss: it would be off"""
-    mismatch, asking = log_prob_mismatch(values), ratio_to_the_rollout_policy(values, node)
+    """top_p, top_k or min_p, if it truncates and the loss uses a ratio to the sampler: the ratio would be wrong"""
+    mismatch = log_prob_mismatch(sampling_of(values), values[ENGINE_NAME])
+    asking = ratio_to_the_rollout_policy(correction_of(values), node)
     if node.trains and mismatch is not None and asking is not None:
         (key, value), *others = mismatch.settings.items()
         beside = ", ".join([asking, *(f"{other}={written(of)}" for other, of in others)])
         yield Refusal(key, value, f"with {beside}: {mismatch.effect}", f"{mismatch.remedy}.")
 
 
-CALCULATE_LOG_PROBS = declare_beside(f"{ROLLOUT}.calculate_log_probs", SERVER)
-
-
 @refuses(CALCULATE_LOG_PROBS)
 def no_log_probs(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """False where a correction, bypass mode or the method needs them"""
+    """False if a correction, bypass mode or the method needs them"""
     returned = values[CALCULATE_LOG_PROBS]
     asking = [f"{key}={value}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if (value := values[key])]
     by_method = asking_for_rollout_log_probs(node) if node.trains else ""
@@ -556,7 +601,8 @@ def no_log_probs(values: Values, node: "Settings | Observe") -> Iterator[Refusal
 
 def asking_for_rollout_log_probs(node: "Settings") -> str:
     """Returns the key, with its value, that makes a run need the rollout's log-probabilities; empty if none does."""
-    method, pull = node.method, node.pull
+    method = node.method
+    pull = node.pull
     by_method = "rollout_log_prob" in (method.asks_for if pull is None else method.asks_for_itself)
     if not by_method and node.mask is not None:
         return f"{NODE}.mask.rule={node.mask.rule}"
@@ -566,12 +612,12 @@ def asking_for_rollout_log_probs(node: "Settings") -> str:
     return (asking or [f"{NODE}.method={method.name}"])[0]
 
 
-def ratio_to_the_rollout_policy(values: Values, node: "Settings | Observe") -> str | None:
+def ratio_to_the_rollout_policy(correction: Correction, node: "Settings | Observe") -> str | None:
     """Returns the key, with its value, that puts a ratio to the rollout policy into the objective, or None."""
     if node.trains and (asking := asking_for_rollout_log_probs(node)):
         return asking
-    keys = [f"{key}={value}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if (value := values.get(key))]
-    return keys[0] if keys else None
+    asking = {BYPASS: correction.bypass, ROLLOUT_IS: correction.weights, ROLLOUT_RS: correction.rejection}
+    return next((f"{key}={value}" for key, value in asking.items() if value), None)
 
 
 ESTIMATOR = declare_beside("algorithm.adv_estimator", SAMPLES)
@@ -595,7 +641,12 @@ CLIP_GRADIENT = f"{OPTIMIZER}.clip_grad"
 TOTAL_STEPS = "trainer.total_training_steps"
 TOTAL_EPOCHS = "trainer.total_epochs"
 SAVE_EVERY = "trainer.save_freq"
+VALIDATE_EVERY = "trainer.test_freq"
+VALIDATES_FIRST = "trainer.val_before_train"
 OLDEST_ALLOWED = "trainer.v1.sampler.max_off_policy_threshold"
+# What becomes of older ones: drop or wait.
+TOO_OLD = "trainer.v1.sampler.max_off_policy_strategy"
+VALIDATION_FOLDER = "trainer.validation_data_dir"
 # Of verl's fully asynchronous trainer, which alone has keys below it.
 ASYNC_TRAINING = "async_training"
 DATA_SEED = "data.seed"
@@ -610,11 +661,9 @@ VALIDATION_SAMPLES = f"{ROLLOUT}.val_kwargs.n"
 ROLLOUT_SEED = f"{ROLLOUT}.seed"
 LONGEST_PROMPT = "data.max_prompt_length"
 LONGEST_RESPONSE = "data.max_response_length"
+CHECKPOINTS_GRADIENTS = "actor_rollout_ref.model.enable_gradient_checkpointing"
 RESPONSE_LENGTH = f"{ROLLOUT}.response_length"
 CONTEXT = f"{ROLLOUT}.max_model_len"
-TOP_P = f"{ROLLOUT}.top_p"
-TOP_K = f"{ROLLOUT}.top_k"
-MIN_P = f"{ROLLOUT}.min_p"
 AGENT_LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 ROLLOUT_PRECISION = f"{ROLLOUT}.dtype"
 # By the engines that compute under verl's actor; FSDP computes in bfloat16 where its key is not set.
@@ -632,8 +681,15 @@ NODES = "trainer.nnodes"
 FSDP_SIZE = f"{ACTOR}.fsdp_config.fsdp_size"
 DEVICES_A_NODE = "trainer.n_gpus_per_node"
 CRITIC_MODEL_PATH = "critic.model.path"
-VALIDATION_FOLDER = "trainer.validation_data_dir"
+ROLLOUT_FOLDER = "trainer.rollout_data_dir"
 CHECKPOINT_FOLDER = "trainer.default_local_dir"
+CHECKPOINT_FOLDER_ON_HDFS = "trainer.default_hdfs_dir"
+# How many checkpoints stay, whether one goes once it is loaded, and how long before its node is taken away one is kept.
+CHECKPOINTS_KEPT = "trainer.max_*_ckpt_to_keep"
+DELETES_LOADED_CHECKPOINT = "trainer.del_local_ckpt_after_load"
+SAVES_BEFORE_EXPIRY = "trainer.esi_redundant_time"
+LOGGERS = "trainer.logger"
+LOGGED_VALIDATION_SAMPLES = "trainer.log_val_generations"
 RESUME_MODE = "trainer.resume_mode"
 RESUME_PATH = "trainer.resume_from_path"
 TRAINING_FILES = "data.train_files"
@@ -641,6 +697,80 @@ VALIDATION_FILES = "data.val_files"
 # verl reads the first; the second is where its older versions had it.
 REWARD_FUNCTIONS = ("reward.custom_reward_function", "custom_reward_function")
 REWARD_MODELS = ("reward.reward_model", "reward_model")
+# Each has a path or an address, or a list of them.
+PATHS = (
+    MODEL_PATH,
+    TOKENIZER_PATH,
+    CRITIC_MODEL_PATH,
+    TRAINING_FILES,
+    VALIDATION_FILES,
+    RESUME_PATH,
+    *(f"{node}.path" for node in REWARD_FUNCTIONS),
+)
+
+# What every other key of a file or of another model ends with: of code, tools, agent loops, quantisation, a teacher.
+OF_FILES = (".path", "_path", "_file")
+# Where keys of such a name are of no file that a training reads.
+OF_NO_FILE = ("profiler.", "ray_kwargs.", f"{FACTS}.")
+
+
+def further_files(values: Values) -> dict[str, str]:
+    """Returns the files and models that a configuration names beside those of `PATHS`: dotted key to path."""
+    named: dict[str, str] = {}
+    for key, value in values.items():
+        is_known = key in PATHS or any(node in key for node in OF_NO_FILE)
+        if key.endswith(OF_FILES) and not is_known and isinstance(value, str) and value:
+            named[key] = value
+    return named
+
+
+# --- What a record keeps as it is -----------------------------------------------------------------------------------
+
+DTYPES = ("bfloat16", "float16", "float32", "float64", "bf16", "fp16", "fp32", "fp64", "16", "32", "64", "auto")
+# Texts that a key takes beyond verl's own defaults, for which verl has neither a registry nor an enumeration; a key may
+# be a pattern. scripts/declared_keys.py adds them to what it finds in verl.
+CHOICES: dict[str, tuple[str, ...]] = {
+    LOSS_AGG_MODE: ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+    KL_LOSS_TYPE: ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full", "kl+", "k1+", "abs+", "k3+"),
+    "*.kl_penalty": ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"),
+    "*.kl_ctrl.type": ("fixed", "adaptive"),
+    ROLLOUT_IS: ("token", "sequence"),
+    LOSS_TYPE: ("ppo_clip", "reinforce"),
+    "model_engine": ("dp", "megatron", "veomni", "torchtitan"),
+    "*.strategy": ("fsdp", "fsdp2", "megatron", "veomni", "torchtitan"),
+    "*dtype": DTYPES,
+    "*.mixed_precision.*": DTYPES,
+    "*.lr_scheduler_type": ("constant", "cosine", "linear", "inverse-square-root"),
+    "*.optim.optimizer": ("AdamW", "adamw", "adam", "sgd", "muon"),
+    "*_contents": ("model", "optimizer", "extra", "hf_model"),
+    ATTENTION: ("flash_attention_2", "flash_attention_3", "sdpa", "eager", "flex_attention"),
+    "*.rollout.name": ("vllm", "sglang", "trtllm", "hf", "cpu"),
+    "*.inference.name": ("vllm", "sglang", "trtllm", "hf", "cpu"),
+    LOG_PROB_MODE: ("processed_logprobs", "raw_logprobs", "processed_logits", "raw_logits"),
+    LOG_PROB_MODE_OF_VLLM: ("processed_logprobs", "raw_logprobs", "processed_logits", "raw_logits"),
+    "*.load_format": ("dummy", "auto", "safetensors"),
+    "*.rollout.mode": ("async", "sync"),
+    AGENT_LOOP: ("single_turn_agent", "tool_agent", "clipx_seeded_single_turn"),
+    "*.router_replay.mode": ("disabled", "R2", "R3"),
+    "*.checkpoint_engine.backend": ("naive", "nccl", "hccl", "nixl"),
+    "*.recompute_granularity": ("selective", "full"),
+    "*.recompute_method": ("uniform", "block"),
+    TRAINER_MODE: ("sync", "colocate_async", "separate_async", "remote_backend"),
+    TOO_OLD: ("drop", "wait"),
+    RESUME_MODE: ("auto", "disable", "resume_path"),
+    DEVICE: ("cuda", "cpu", "npu"),
+    RUNTIME: ("ray",),
+    "*.truncation": ("left", "right", "middle", "error"),
+    "*.filter_groups.metric": ("acc", "score", "seq_reward", "seq_final_reward"),
+    "*.reward_manager.name": ("naive", "batch", "dapo", "prime", "limited", "remote", "gdpo"),
+    "*.reward_manager": ("naive", "batch", "dapo", "prime"),
+}
+# Names of code that verl or the plugin looks up when a run starts, so that no run has another text there.
+NAMES = (LOSS_MODE, ESTIMATOR, f"{NODE}.method", f"{NODE}.function")
+# Texts made of numbers, such as 0.5_2.0.
+RANGES = (WITH_ROLLOUT_IS[0], WITH_ROLLOUT_RS[0])
+# The runtime environment of Ray, which may hold anything.
+RAY = "ray_kwargs"
 
 # --- What cannot change results ---------------------------------------------------------------------------------------
 
@@ -721,7 +851,7 @@ NAMES_ON_THE_PATH = {
 
 def misplaced(config: DictConfig) -> Iterator[Refusal]:
     """Keys of the policy loss, by their names, at places where nothing reads them."""
-    for key in paths(OmegaConf.to_container(config, resolve=False)):
+    for key in entries_by_key(OmegaConf.to_container(config, resolve=False)):
         node, _, name = key.rpartition(".")
         if name not in NAMES_ON_THE_PATH or key in ROWS or key.startswith((f"{NODE}.", *OF_THE_PLUGIN)):
             continue
@@ -731,19 +861,48 @@ def misplaced(config: DictConfig) -> Iterator[Refusal]:
             yield Refusal(key, value, "nothing reads it there", advice)
 
 
-def paths(node: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """The full key of every value and of every node in a nested configuration, each with what it holds."""
-    full = {}
-    for key, value in node.items():
-        full[f"{before}{key}"] = value
+def entries_by_key(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns every leaf and every node of a nested configuration by its dotted key.
+
+    Args:
+        node: the configuration, or a node of it.
+        prefix: the dotted key of the node, with a dot at its end; empty for the whole configuration.
+    """
+    entries = {}
+    for name, value in node.items():
+        key = f"{prefix}{name}"
+        entries[key] = value
         if isinstance(value, dict):
-            full |= paths(value, f"{before}{key}.")
-    return full
+            entries.update(entries_by_key(value, f"{key}."))
+    return entries
+
+
+class Leaves(Mapping[str, Any]):
+    """The leaves of verl's configuration by dotted key, without those of the plugin's nodes in verl's.
+
+    A value is resolved when it is read. One that is not there, is still open, or cannot be resolved here, as the device
+    of a run elsewhere, is None.
+    """
+
+    def __init__(self, config: DictConfig):
+        self._config = config
+        leaves = flat(OmegaConf.to_container(config, resolve=False))
+        self._keys = [key for key in leaves if not key.startswith(OF_THE_PLUGIN)]
+
+    def __getitem__(self, key: str) -> Any:
+        value = OmegaConf.select(self._config, key, throw_on_resolution_failure=False)
+        return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
 
 
 def flat(node: dict[str, Any]) -> dict[str, Any]:
     """Returns a configuration's leaves by dotted key; a list is a leaf."""
-    return {key: value for key, value in paths(node).items() if not isinstance(value, dict)}
+    return {key: value for key, value in entries_by_key(node).items() if not isinstance(value, dict)}
 
 
 def nested(configuration: Mapping[str, Any]) -> dict[str, Any]:
@@ -769,4 +928,4 @@ def value_at(configuration: Mapping[str, Any], key: str) -> Any:
 def below(configuration: Mapping[str, Any], node: str) -> dict[str, Any]:
     """Returns the leaves below a node of a configuration of dotted keys, by their keys from there on."""
     prefix = f"{node}."
-    return {key.removeprefix(prefix): value for key, value in configuration.items() if key.startswith(prefix)}
+    return {key.removeprefix(prefix): configuration[key] for key in configuration if key.startswith(prefix)}

@@ -56,7 +56,8 @@ def _of_method(method: type[Method], groups: list[str]) -> dict[str, Any]:
 
 
 def _of_observe() -> dict[str, Any]:
-    (summary, source), groups = OBSERVED, groups_of(OBSERVE)
+    summary, source = OBSERVED
+    groups = groups_of(OBSERVE)
     facts = {"name": OBSERVE, "summary": summary, "source": source, "module": None, "loss_mode": None}
     return {**facts, "groups": groups, "parameters": _parameters(NODE_OF_OBSERVE.values(), groups, False)}
 

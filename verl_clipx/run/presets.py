@@ -19,7 +19,9 @@ FILE = "presets.yaml"
 """Name of the file with a paper's presets."""
 
 # The sections of such a file.
-_EVERY, _PARTS, _PRESETS = "every_preset", "parts", "presets"
+_EVERY = "every_preset"
+_PARTS = "parts"
+_PRESETS = "presets"
 # In every_preset, this stands for the preset's name.
 _NAME = "<name>"
 
@@ -104,7 +106,8 @@ def settings_of(
     for key, value in node.value:
         if key.value not in values:
             continue
-        path, content = f"{prefix}{key.value}", values[key.value]
+        path = f"{prefix}{key.value}"
+        content = values[key.value]
         if isinstance(value, yaml.MappingNode) and value.value:
             yield from settings_of(value, content, lines, f"{path}.")
         else:
@@ -119,52 +122,91 @@ def _comment_lines(lines: list[str], key: yaml.Node) -> list[str]:
     return [line.strip().removeprefix("#").strip() for line in lines[first:number]]
 
 
-@lru_cache(maxsize=32)
-def _read(path: Path, paper: str) -> Presets:
-    text = path.read_text(encoding="utf-8")
-    values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    sections = {key.value: node for key, node in yaml.compose(text, Loader=yaml.CSafeLoader).value}
-    if unknown := set(values) - {_EVERY, _PARTS, _PRESETS}:
-        raise ValueError(f"{path}: {', '.join(unknown)}: use {_EVERY}, {_PARTS} and {_PRESETS}.")
-    if _PRESETS not in values:
-        raise ValueError(f"{path}: it has no {_PRESETS}.")
-    lines = text.splitlines()
+class _File(NamedTuple):
+    """A file of presets while it is read.
 
-    def title(key: yaml.ScalarNode) -> str:
-        return next(iter(_comment_lines(lines, key)), "")
+    Args:
+        path: of the file.
+        paper: its folder's name.
+        values: the sections as Hydra's loader reads them.
+        sections: their nodes, which say where each key stands.
+        lines: the file's lines, which have the comments.
+    """
 
-    def part(key: yaml.ScalarNode, node: yaml.Node) -> Entry:
-        content, where = values[_PARTS][key.value], f"{path}: {_PARTS}: {key.value}"
+    path: Path
+    paper: str
+    values: Mapping[str, Any]
+    sections: Mapping[str, yaml.MappingNode]
+    lines: list[str]
+
+    def check_sections(self) -> None:
+        """Raises ValueError for an unknown section, and for a file without presets."""
+        if unknown := set(self.values) - {_EVERY, _PARTS, _PRESETS}:
+            raise ValueError(f"{self.path}: {', '.join(unknown)}: use {_EVERY}, {_PARTS} and {_PRESETS}.")
+        if _PRESETS not in self.values:
+            raise ValueError(f"{self.path}: it has no {_PRESETS}.")
+
+    def read_part(self, key: yaml.ScalarNode, node: yaml.Node) -> Entry:
+        content = self.values[_PARTS][key.value]
+        where = f"{self.path}: {_PARTS}: {key.value}"
         if not isinstance(content, dict):
             raise ValueError(f"{where}: must be values, one on each line.")
-        if (path.parent / f"{key.value}.yaml").is_file():
+        if (self.path.parent / f"{key.value}.yaml").is_file():
             raise ValueError(f"{where}: is also a file of this folder. Keep one of them.")
-        return Entry(title(key), (SELF,), tuple(settings_of(node, content, lines)))
+        return Entry(self.read_title(key), (SELF,), tuple(settings_of(node, content, self.lines)))
 
-    def preset(key: yaml.ScalarNode, node: yaml.Node) -> Entry:
-        items, where = values[_PRESETS][key.value], f"{path}: {_PRESETS}: {key.value}"
+    def read_preset(self, key: yaml.ScalarNode, node: yaml.Node) -> Entry:
+        items = self.values[_PRESETS][key.value]
+        where = f"{self.path}: {_PRESETS}: {key.value}"
         if not isinstance(items, list):
             raise ValueError(f"{where}: must be a list of parts.")
-        of_every = settings_of(sections[_EVERY], values[_EVERY], lines) if _EVERY in values else ()
-        own = [one._replace(value=key.value) if one.value == _NAME else one for one in of_every]
+        settings = self.settings_of_every_preset(key.value)
+        inherited = len(settings)
         defaults: list[str | dict[str, str]] = []
         for item, item_node in zip(items, node.value, strict=True):
             if isinstance(item, dict):
-                own += settings_of(item_node, item, lines)
+                settings += settings_of(item_node, item, self.lines)
             elif not isinstance(item, str):
                 raise ValueError(f"{where}: {item}: must be a part or a value.")
-            elif len(own) > len(values.get(_EVERY, {})):
+            elif len(settings) > inherited:
                 raise ValueError(
                     f"{where}: {item} comes after a value. Values must come last, because Hydra merges them last."
                 )
             else:
-                # A part such as clipx=acpo, or task/countdown_3b.
-                group, is_group, option = item.partition("=")
-                within = item if item.startswith("/") else f"/recipe/{paper}/{item}"
-                defaults.append({f"/{group}": option} if is_group else within)
-        return Entry(title(key), (*defaults, SELF), tuple(own))
+                defaults.append(self.default_of(item))
+        return Entry(self.read_title(key), (*defaults, SELF), tuple(settings))
 
+    def read_title(self, key: yaml.ScalarNode) -> str:
+        return next(iter(_comment_lines(self.lines, key)), "")
+
+    def settings_of_every_preset(self, name: str) -> list[Setting]:
+        """Return the values that each preset has, as the preset of this name has them."""
+        if _EVERY not in self.values:
+            return []
+        settings = settings_of(self.sections[_EVERY], self.values[_EVERY], self.lines)
+        return [setting._replace(value=name) if setting.value == _NAME else setting for setting in settings]
+
+    def default_of(self, item: str) -> str | dict[str, str]:
+        """Return a part, such as clipx=acpo or task/countdown_3b, as an entry of a Hydra defaults list."""
+        group, is_group, option = item.partition("=")
+        if is_group:
+            return {f"/{group}": option}
+        return item if item.startswith("/") else f"/recipe/{self.paper}/{item}"
+
+
+@lru_cache(maxsize=32)
+def _read(path: Path, paper: str) -> Presets:
+    text = path.read_text(encoding="utf-8")
+    file = _File(
+        path=path,
+        paper=paper,
+        values=OmegaConf.to_container(OmegaConf.create(text), resolve=False),
+        sections={key.value: node for key, node in yaml.compose(text, Loader=yaml.CSafeLoader).value},
+        lines=text.splitlines(),
+    )
+    file.check_sections()
+    parts = file.sections[_PARTS].value if _PARTS in file.sections else ()
     return Presets(
-        {key.value: preset(key, node) for key, node in sections[_PRESETS].value},
-        {key.value: part(key, node) for key, node in sections[_PARTS].value} if _PARTS in sections else {},
+        presets={key.value: file.read_preset(key, node) for key, node in file.sections[_PRESETS].value},
+        parts={key.value: file.read_part(key, node) for key, node in parts},
     )

@@ -10,14 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_clipx.common.files import EMPTY
+from verl_clipx.common.secrets import redact
 from verl_clipx.losses.base.parameters import NODE
+from verl_clipx.losses.base.tolerances import TOLERANCES
 from verl_clipx.losses.groups import OBSERVE
 from verl_clipx.run import keys
+from verl_clipx.run.kept_values import hash_of, is_name, kept_configuration, kept_value
+from verl_clipx.run.sampling import Correction, Sampling
 from verl_clipx.run.schedule import Schedule, recorded_schedule
 from verl_clipx.run.trainer import Trainer, trainer_of
 
-# Of the file's form. A record without a number is older than the form, and is read by its configuration.
-SCHEMA = 1
+# Of the file's form. A record without a number is older than the form, and is read by its configuration; one of form 1
+# has texts in it that form 2 keeps as hashes.
+SCHEMA = 2
 # Keys of the clipx node that say which loss it is, or how it is built.
 CHOOSES_LOSS = ("method", "function", "_target_")
 # The nodes in the clipx node that change a method.
@@ -25,8 +30,6 @@ MODIFIERS = ("shaping", "mask", "select", "update", "hold", "pull")
 FSDP = ("fsdp", "fsdp2")
 # verl's short names of dtypes.
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "16": "float16", "fp32": "float32", "32": "float32"}
-# How far two gradients may differ by rounding, relative to a token's; `losses.applying.apart.RESOLVED` by name.
-TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 4e-2}
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Loss:
         taken: from each parameter that took over a key of verl's to that `key`, the value `given` and its `value`.
         unused: verl's clip keys that are set and that the method doesn't read, with their values.
         widths: verl's own clip keys, by their names below the actor.
+        uncompiled_by: the first of verl's keys that switch torch.compile off, which clipx.compile=auto follows; None if
+            none does.
     """
 
     mode: str | None = None
@@ -55,6 +60,7 @@ class Loss:
     taken: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unused: Mapping[str, Any] = field(default_factory=dict)
     widths: Mapping[str, Any] = field(default_factory=dict)
+    uncompiled_by: str | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -88,11 +94,13 @@ class Length:
         steps: the last step.
         epochs: over the data.
         save_every: steps between checkpoints; 0 or less: none is kept.
+        critic_warmup: the first step that trains the policy; those before train the critic alone.
     """
 
     steps: int | None = None
     epochs: int | None = None
     save_every: int | None = None
+    critic_warmup: int | None = None
 
 
 @dataclass(frozen=True)
@@ -102,25 +110,6 @@ class Seeds:
     data: int | None = None
     loader: int | None = None
     rollout: int | None = None
-
-
-@dataclass(frozen=True)
-class Correction:
-    """verl's rollout correction.
-
-    Args:
-        bypass: whether old_log_probs are the rollout's own.
-        weights, weights_threshold: the kind of importance weights and their cap.
-        weights_normalised: whether these weights are divided by their mean over the batch.
-        rejection, rejection_threshold: the kind of rejection and its bound.
-    """
-
-    bypass: bool | None = None
-    weights: str | None = None
-    weights_threshold: float | str | None = None
-    weights_normalised: bool | None = None
-    rejection: str | None = None
-    rejection_threshold: float | str | None = None
 
 
 @dataclass(frozen=True)
@@ -152,7 +141,8 @@ class Terms:
         kl_loss, kl_loss_coefficient, kl_loss_kind: whether a KL loss to the reference model is added, how much, and by
             which estimate.
         kl_in_reward, kl_in_reward_coefficient: whether the KL is taken from the rewards, and how much.
-        distillation: whether a distillation loss is added.
+        distillation, distillation_coefficient, distillation_kind: whether a distillation loss is added, how much, and
+            verl's name for it.
     """
 
     entropy: float | None = None
@@ -162,35 +152,8 @@ class Terms:
     kl_in_reward: bool | None = None
     kl_in_reward_coefficient: float | None = None
     distillation: bool | None = None
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the rollout engine turns logits into tokens.
-
-    Args:
-        temperature: the logits' divisor.
-        top_p, top_k, min_p: what truncates the distribution; top_k below 1 truncates nothing.
-        log_probs: which log-probabilities the engine returns, its logprobs_mode.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    log_probs: str | None = None
-
-    @property
-    def truncates(self) -> dict[str, float]:
-        """Returns the settings that cut the distribution, by their names."""
-        cuts: dict[str, float] = {}
-        if is_number(self.top_p) and self.top_p < 1:
-            cuts["top_p"] = self.top_p
-        if isinstance(self.top_k, int) and self.top_k > 0:
-            cuts["top_k"] = self.top_k
-        if is_number(self.min_p) and self.min_p > 0:
-            cuts["min_p"] = self.min_p
-        return cuts
+    distillation_coefficient: float | None = None
+    distillation_kind: str | None = None
 
 
 @dataclass(frozen=True)
@@ -241,11 +204,13 @@ class Content:
         paths: where it was, in the order of the configuration.
         name: the function's name, of a reward.
         hash: SHA-256 of what tells its content, in hexadecimal; None if it could not be read, or isn't recorded.
+        parameters: how many a model has; None if its weights are not in a folder here, or that isn't recorded.
     """
 
     paths: tuple[str, ...] = ()
     name: str | None = None
     hash: str | None = None
+    parameters: int | None = None
 
 
 @dataclass(frozen=True)
@@ -253,10 +218,10 @@ class ReceiptResult:
     """What the worker's receipt found in the first rollout batch.
 
     Args:
-        difference: the largest between a gradient and the announced one, as a share of a token's; None until the worker
-            has compared its first rollout batch.
+        difference: the largest between a gradient and the announced one, as a share of a token's; None until the
+            metrics of the first rollout batch are logged, and where nothing finite could be compared.
         tolerance: the difference up to which rounding in the engine's precision explains it; None if that is unknown.
-        failed: the number of checks that didn't hold; None if the worker doesn't count them.
+        failed: the number of checks that didn't hold; None until then, or if the worker doesn't count them.
     """
 
     difference: float | None = None
@@ -277,14 +242,20 @@ class RunRecord:
         loss, trainer, batch, schedule, length, seeds: see their classes.
         estimator: of the advantages, verl's name for it.
         aggregation: verl's loss_agg_mode.
+        scale_factor: verl's loss_scale_factor, by which seq-mean-token-sum-norm divides.
         correction, optimizer, terms, sampling, limits: see their classes.
         rollout, training: the engines.
         machines: see its class.
-        model, critic, data, validation, reward: what the run reads.
+        model, critic, data, validation, reward: what the run reads; the model's tokenizer, if it is elsewhere, is its
+            second path.
+        start: the checkpoint that the run began from; no path where it began from the model.
+        files: of each other file or model that the configuration names, by its dotted key, a hash of the content; None
+            for one that could not be read.
         receipt: see its class.
         untested: the run's options that no test has run.
+        identity: hashes of the settings, of the plugin's files and of a loss of the user's own, in the driver.
         configuration_hash: of a run whose file has only parts of its configuration, the whole one's.
-        configuration: the rest, dotted key to value.
+        configuration: dotted key to what is kept of its value, see `kept_values`.
     """
 
     schema: int = SCHEMA
@@ -300,6 +271,7 @@ class RunRecord:
     seeds: Seeds = field(default_factory=Seeds)
     estimator: str | None = None
     aggregation: str | None = None
+    scale_factor: float | None = None
     correction: Correction = field(default_factory=Correction)
     optimizer: Optimizer = field(default_factory=Optimizer)
     terms: Terms = field(default_factory=Terms)
@@ -313,10 +285,18 @@ class RunRecord:
     data: Content = field(default_factory=Content)
     validation: Content = field(default_factory=Content)
     reward: Content = field(default_factory=Content)
+    start: Content = field(default_factory=Content)
+    files: Mapping[str, str | None] = field(default_factory=dict)
     receipt: ReceiptResult = field(default_factory=ReceiptResult)
     untested: tuple[str, ...] = ()
+    identity: Mapping[str, str] = field(default_factory=dict)
     configuration_hash: str | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def aggregation_mode(self) -> str:
+        """Returns verl's loss_agg_mode, which is token-mean where nothing says it."""
+        return self.aggregation or "token-mean"
 
 
 def record_of(configuration: Mapping[str, Any], header: Mapping[str, Any] = EMPTY) -> RunRecord:
@@ -327,14 +307,38 @@ def record_of(configuration: Mapping[str, Any], header: Mapping[str, Any] = EMPT
         header: what an older file of the run says besides: `started`, `commit`, `versions`, `accelerators`,
             `reward_hash`, `config_hash`.
     """
-    values = keys.flat(configuration)
-    get = values.get
-    training = training_of(values)
-    return RunRecord(
+    given = keys.flat(configuration)
+    handed = handed_over(given)
+    values = kept_configuration(given)
+    record = fields_of(values)
+    reward = dataclasses.replace(record.reward, hash=_text(header.get("reward_hash")))
+    accelerators = tuple(map(str, _list(header.get("accelerators"))))
+    return dataclasses.replace(
+        record,
         started=_text(header.get("started")),
         commit=_text(header.get("commit")),
         versions=dict(header.get("versions") or {}),
-        line=_text(get(f"{keys.FACTS}.line")),
+        line=recorded_line(_text(handed.get("line")), given.get(f"{NODE}.trace.folder")),
+        loss=resolved_loss(record.loss, handed),
+        schedule=recorded_schedule(given),
+        machines=dataclasses.replace(record.machines, accelerators=accelerators),
+        reward=reward,
+        untested=tuple(kept_option(str(option)) for option in _list(handed.get("untested"))),
+        identity={name: str(digest) for name, digest in keys.below(handed, "identity").items()},
+        configuration_hash=_text(header.get("config_hash")),
+        configuration=values,
+    )
+
+
+def fields_of(values: Mapping[str, Any]) -> RunRecord:
+    """Returns a record with what verl's keys and the clipx node say, and nothing else.
+
+    Args:
+        values: dotted key to value, as a configuration or a record has them; it may lack any key.
+    """
+    get = values.get
+    training = training_of(values)
+    return RunRecord(
         loss=loss_of(values),
         trainer=trainer_of(values),
         batch=Batch(
@@ -343,19 +347,17 @@ def record_of(configuration: Mapping[str, Any], header: Mapping[str, Any] = EMPT
             mini_batch=get(keys.MINI_BATCH),
             epochs=get(keys.EPOCHS),
         ),
-        schedule=recorded_schedule(values),
-        length=Length(steps=get(keys.TOTAL_STEPS), epochs=get(keys.TOTAL_EPOCHS), save_every=get(keys.SAVE_EVERY)),
+        length=Length(
+            steps=get(keys.TOTAL_STEPS),
+            epochs=get(keys.TOTAL_EPOCHS),
+            save_every=get(keys.SAVE_EVERY),
+            critic_warmup=get(keys.WARMUP),
+        ),
         seeds=Seeds(data=get(keys.DATA_SEED), loader=get(keys.LOADER_SEED), rollout=get(keys.ROLLOUT_SEED)),
         estimator=get(keys.ESTIMATOR),
         aggregation=get(keys.LOSS_AGG_MODE),
-        correction=Correction(
-            bypass=get(keys.BYPASS),
-            weights=get(keys.ROLLOUT_IS),
-            weights_threshold=get(keys.WITH_ROLLOUT_IS[0]),
-            weights_normalised=get(keys.WITH_ROLLOUT_IS[1]),
-            rejection=get(keys.ROLLOUT_RS),
-            rejection_threshold=get(keys.WITH_ROLLOUT_RS[0]),
-        ),
+        scale_factor=get(keys.LOSS_SCALE_FACTOR),
+        correction=keys.correction_of(values),
         optimizer=Optimizer(
             rate=get(keys.LEARNING_RATE),
             schedule=get(keys.RATE_SCHEDULE),
@@ -372,14 +374,10 @@ def record_of(configuration: Mapping[str, Any], header: Mapping[str, Any] = EMPT
             kl_in_reward=get(keys.KL_IN_REWARD),
             kl_in_reward_coefficient=get(keys.KL_REWARD_COEFFICIENT),
             distillation=get(keys.DISTILLATION),
+            distillation_coefficient=get(keys.DISTILLATION_COEFFICIENT),
+            distillation_kind=get(keys.DISTILLATION_LOSS),
         ),
-        sampling=Sampling(
-            temperature=get(keys.TEMPERATURE),
-            top_p=get(keys.TOP_P),
-            top_k=get(keys.TOP_K),
-            min_p=get(keys.MIN_P),
-            log_probs=get(keys.LOG_PROB_MODE),
-        ),
+        sampling=keys.sampling_of(values),
         limits=Limits(prompt=get(keys.LONGEST_PROMPT), response=get(keys.LONGEST_RESPONSE), context=get(keys.CONTEXT)),
         rollout=Engine(
             name=get(keys.ENGINE_NAME),
@@ -391,23 +389,64 @@ def record_of(configuration: Mapping[str, Any], header: Mapping[str, Any] = EMPT
             device=get(keys.DEVICE),
             nodes=get(keys.NODES),
             devices_a_node=get(keys.DEVICES_A_NODE),
-            accelerators=tuple(map(str, _list(header.get("accelerators")))),
         ),
-        model=Content(paths=paths_of(get(keys.MODEL_PATH))),
+        model=Content(paths=tuple(dict.fromkeys(paths_of(get(keys.MODEL_PATH)) + paths_of(get(keys.TOKENIZER_PATH))))),
         critic=Content(paths=paths_of(get(keys.CRITIC_MODEL_PATH))),
         data=Content(paths=paths_of(get(keys.TRAINING_FILES))),
         validation=Content(paths=paths_of(get(keys.VALIDATION_FILES))),
-        reward=reward_of(values, _text(header.get("reward_hash"))),
+        reward=reward_of(values),
         receipt=ReceiptResult(tolerance=TOLERANCES.get(str(training.precision))),
-        untested=tuple(map(str, _list(get(f"{keys.FACTS}.untested")))),
-        configuration_hash=_text(header.get("config_hash")),
-        configuration=values,
+    )
+
+
+def recorded_line(line: str | None, folder: str | None) -> str | None:
+    """Returns the line of a run without the folder of its traces, which is a text of the user's; None without a line.
+
+    Args:
+        line: as the run printed it.
+        folder: of the traces, None without any.
+    """
+    if line is not None and folder:
+        line = line.replace(str(folder), "…")
+    return redact(line)
+
+
+def handed_over(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the driver had resolved when the run started, by dotted key as in a record; empty without it.
+
+    Args:
+        configuration: dotted key to value, with the plugin's node in verl's, `keys.FACTS`.
+    """
+    node = keys.below(configuration, keys.FACTS)
+    # Older versions had no record there.
+    return keys.below(node, "record") or node
+
+
+def resolved_loss(loss: Loss, handed: Mapping[str, Any]) -> Loss:
+    """Returns a record's loss with what only the start of the run could tell of it.
+
+    Args:
+        loss: as the configuration's other keys say.
+        handed: as of `handed_over`.
+    """
+    # Older versions had these fields beside the others.
+    resolved = keys.below(handed, "loss") or handed
+    group = resolved.get("group")
+    return dataclasses.replace(
+        loss,
+        group=group if group is None or is_name(str(group)) else hash_of("group", group),
+        taken=keys.nested(with_hashed_texts(keys.below(resolved, "taken"))),
+        unused=with_hashed_texts(keys.below(resolved, "unused")),
     )
 
 
 def loss_of(values: Mapping[str, Any]) -> Loss:
-    """Returns the loss that a configuration chooses; `values`: dotted key to value."""
-    node, facts = keys.below(values, NODE), keys.below(values, keys.FACTS)
+    """Returns the loss that a configuration chooses, as far as verl's keys and the clipx node say it.
+
+    Args:
+        values: dotted key to value.
+    """
+    node = keys.below(values, NODE)
     modifiers = {name: keys.below(node, name) for name in MODIFIERS}
     others = {
         key: value
@@ -418,13 +457,26 @@ def loss_of(values: Mapping[str, Any]) -> Loss:
         mode=values.get(keys.LOSS_MODE),
         method=node.get("method"),
         function=node.get("function"),
-        group=facts.get("group"),
         parameters=others,
         modifiers={name: chosen for name, chosen in modifiers.items() if chosen},
-        taken=keys.nested(keys.below(facts, "taken")),
-        unused=keys.below(facts, "unused"),
         widths=_given(values, {name: f"{keys.ACTOR}.{name}" for name in keys.CLIP_KEYS}),
+        uncompiled_by=next((key for key in keys.TORCH_COMPILE if values.get(key) is False), None),
     )
+
+
+def with_hashed_texts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns verl's clip keys with their values, which are numbers, and with the hash of any text."""
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        is_key = name.rpartition(".")[2] == "key"
+        kept[name] = hash_of(name, value) if isinstance(value, str) and not is_key else value
+    return kept
+
+
+def kept_option(option: str) -> str:
+    """Returns an option of a run that no test has run, a sentence or `key=value`, as the record keeps it."""
+    key, mark, value = option.partition("=")
+    return f"{key}={kept_value(key, value)}" if mark else option
 
 
 def training_of(values: Mapping[str, Any]) -> Engine:
@@ -443,13 +495,13 @@ def training_of(values: Mapping[str, Any]) -> Engine:
     return Engine(name=name, precision=PRECISIONS.get(str(precision), precision), parallel=_given(values, parallel))
 
 
-def reward_of(values: Mapping[str, Any], content: str | None) -> Content:
+def reward_of(values: Mapping[str, Any]) -> Content:
     """Returns the reward function of the user's own that a configuration names; no path if it names none."""
     for node in keys.REWARD_FUNCTIONS:
         function = keys.below(values, node)
         if function.get("path"):
-            return Content(paths=paths_of(function["path"]), name=function.get("name"), hash=content)
-    return Content(hash=content)
+            return Content(paths=paths_of(function["path"]), name=function.get("name"))
+    return Content()
 
 
 def paths_of(value: Any) -> tuple[str, ...]:
@@ -457,11 +509,6 @@ def paths_of(value: Any) -> tuple[str, ...]:
     if not value:
         return ()
     return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
-
-
-def is_number(value: Any) -> bool:
-    """Returns whether a value of a configuration is a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def as_json(record: RunRecord) -> dict[str, Any]:
@@ -487,13 +534,32 @@ def read_record(content: Mapping[str, Any], where: str) -> RunRecord:
             f"{where}: a record of form {schema!r:.20}, and this version of verl-clipx reads forms up to {SCHEMA}. "
             "Read it with the version that wrote it, or a newer one; or remove it to read the log without it."
         )
-    return _built(RunRecord, content, where)
+    record = _built(RunRecord, content, where)
+    return record if schema == SCHEMA else of_this_form(record)
+
+
+def of_this_form(before: RunRecord) -> RunRecord:
+    """Returns a record of form 1, whose configuration is whole, as this form has it."""
+    header = {
+        "started": before.started,
+        "commit": before.commit,
+        "versions": before.versions,
+        "accelerators": list(before.machines.accelerators),
+        "config_hash": before.configuration_hash,
+    }
+    record = record_of(before.configuration, header)
+    contents: dict[str, Content] = {}
+    for name in ("model", "critic", "data", "validation", "reward"):
+        content = getattr(before, name)
+        paths = getattr(record, name)
+        contents[name] = dataclasses.replace(paths, hash=content.hash, parameters=content.parameters)
+    return dataclasses.replace(record, **contents, files=before.files, start=before.start, receipt=before.receipt)
 
 
 def _built(kind: type, content: Any, where: str) -> Any:
     """Builds a class of the record from plain values; fields that this version doesn't know are left out."""
     if not isinstance(content, Mapping):
-        raise ValueError(f"{where}: no record ({content!r:.40}); remove it to read the log without it.")
+        raise ValueError(f"{where}: not a record ({content!r:.40}); remove it to read the log without it.")
     given: dict[str, Any] = {}
     for place in dataclasses.fields(kind):
         if place.name not in content:

@@ -12,15 +12,18 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.common.files import EMPTY
+from verl_clipx.common.secrets import redact
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.base.refusal import ABSENT, Refusal, did_you_mean, refuse
 from verl_clipx.losses.configs_folder import configs_folder
+from verl_clipx.losses.groups import swap_by
 from verl_clipx.losses.methods import METHODS
 from verl_clipx.run.config import NODES, Observe, Settings
 from verl_clipx.run.description import Description, describe
-from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.handover import Handover
 from verl_clipx.run.identity import identity_of
-from verl_clipx.run.keys import LOSS_MODE, OF_THE_PLUGIN, POLICY_LOSS, misplaced, read, refusals
+from verl_clipx.run.keys import LOSS_MODE, OF_THE_PLUGIN, POLICY_LOSS, Leaves, misplaced, read, refusals, value_at
+from verl_clipx.run.record import RunRecord, fields_of
 from verl_clipx.run.run_files import log_path, own_log_path, traces_path
 from verl_clipx.run.schedule import schedule_of
 from verl_clipx.run.support import untested
@@ -28,11 +31,16 @@ from verl_clipx.run.takeover import clip_keys
 
 
 class Resolved(NamedTuple):
-    """The loss that a run trains, the other facts about the run, and both in words."""
+    """The loss that a run trains, what its workers get of the run besides, and both in words."""
 
     clipx: Settings | Observe
-    run: RunFacts
+    run: Handover
     description: Description
+
+    @property
+    def record(self) -> RunRecord:
+        """Returns the run's record as far as it is known before the run starts."""
+        return self.run.record
 
 
 def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Resolved | None:
@@ -67,24 +75,37 @@ def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str 
     values = read(config)
     taken, unused, refused = clip_keys(settings.method, values, named) if settings.trains else ({}, {}, [])
     refuse([*refusals(values, settings), *misplaced(config), *without_effect(settings, named), *refused])
-    run = RunFacts(group, before | taken, unused, folder, values, schedule_of(values, settings), untested(values))
-    complete = run.complete(settings)
-    description = describe(node.loss_mode, complete, run)
-    run = dataclasses.replace(run, line=description.line, identity=identity_of(complete))
-    return Resolved(complete, run, description)
+    record = fields_of(Leaves(config))
+    record = dataclasses.replace(
+        record,
+        loss=dataclasses.replace(record.loss, group=group, taken=before | taken, unused=unused),
+        schedule=schedule_of(values, settings),
+        untested=tuple(untested(values)),
+    )
+    complete = Handover(record, folder).complete(settings)
+    description = describe(node.loss_mode, complete, record)
+    record = dataclasses.replace(record, line=redact(description.line), identity=identity_of(complete))
+    return Resolved(complete, Handover(record, folder), description)
 
 
-def as_node(run: RunFacts) -> DictConfig:
-    """The facts as a node of the configuration, which verl resolves in place and its workers build."""
-    return OmegaConf.create(target_node(run) | {"schedule": target_node(run.schedule)})
+def as_node(run: Handover) -> DictConfig:
+    """Returns what the workers get as a node of the configuration, which verl resolves in place and they build."""
+    return OmegaConf.create(target_node(run))
 
 
 def target_node(value: Any) -> dict[str, Any]:
-    """Returns a dataclass as the node that Hydra builds it from."""
-    return {"_target_": f"{type(value).__module__}.{type(value).__name__}", **dataclasses.asdict(value)}
+    """Returns a dataclass as the node that Hydra builds it from, without the fields that say nothing."""
+    node: dict[str, Any] = {"_target_": f"{type(value).__module__}.{type(value).__name__}"}
+    for place in dataclasses.fields(value):
+        content = getattr(value, place.name)
+        if dataclasses.is_dataclass(content):
+            node[place.name] = target_node(content)
+        elif content is not None and content not in ({}, ()):
+            node[place.name] = content
+    return node
 
 
-def facts_node(config: DictConfig) -> DictConfig | None:
+def handover_node(config: DictConfig) -> DictConfig | None:
     """Returns the value of `${clipx_run:}` in a configuration that no driver has resolved; raises as `resolve`."""
     resolved = resolve(config)
     return None if resolved is None else as_node(resolved.run)
@@ -100,7 +121,7 @@ def replaced(config: DictConfig, node: DictConfig) -> Iterator[Refusal]:
         is_built = OmegaConf.is_config(node[name]) and "_target_" in node[name]
         is_copy = name != NODE or not OmegaConf.is_interpolation(node, "run") or node[name] == config.get(NODE)
         if not (is_built and is_copy):
-            reason = "it is the plugin's, which fills it from the run's other keys"
+            reason = "the plugin fills it from the run's other keys"
             yield Refusal(key, ABSENT, reason, "Remove what you set there, and set the key that it comes from.")
 
 
@@ -118,7 +139,7 @@ def taken_before(node: DictConfig) -> dict[str, dict[str, Any]]:
     """Returns what an earlier start of the configuration took over and wrote into its clipx node, unless changed."""
     if OmegaConf.is_interpolation(node, "run") or not node.get("run"):
         return {}
-    before = OmegaConf.to_container(node.run).get("taken") or {}
+    before = value_at(OmegaConf.to_container(node.run), "record.loss.taken") or {}
     return {name: source for name, source in before.items() if node[NODE].get(name) == source["value"]}
 
 
@@ -143,7 +164,7 @@ def missing_method(node: Any) -> Refusal:
     """The refusal of a clipx node, or of a part of one, without a method."""
     given = [f"+{NODE}/{name}" for name in NODES if node and node.get(name) is not None]
     what = f"without a method, {', '.join(given)} would be added to nothing" if given else "there is no method"
-    return Refusal(NODE, ABSENT, what, "Choose one by its group, for example +clipx=grpo.")
+    return Refusal(NODE, ABSENT, what, f"Choose one by its group, for example {swap_by('grpo')}.")
 
 
 def misspelt(config: DictConfig) -> Iterator[Refusal]:
@@ -155,11 +176,12 @@ def misspelt(config: DictConfig) -> Iterator[Refusal]:
             yield Refusal(f"+{key}", value, f"there is no group {key}", did_you_mean(key, groups, "+").strip())
         near = key != NODE and did_you_mean(key, [NODE])
         if near and isinstance(value, str) and (folder / f"{value}.yaml").is_file():
-            yield Refusal(f"+{key}", value, f"nobody reads a key {key}", f"Did you mean +{NODE}={value}?")
+            yield Refusal(f"+{key}", value, f"nothing reads a key {key}", f"Did you mean {swap_by(value)}?")
     if config.get(NODE) is not None and NODE not in OmegaConf.select(config, POLICY_LOSS):
         given = next(iter(config[NODE])) if isinstance(config[NODE], DictConfig) and config[NODE] else ""
         reason = "without a method nothing would read it"
-        yield Refusal(f"{NODE}{given and '.'}{given}", ABSENT, reason, f"Choose one by its group, as +{NODE}=grpo.")
+        advice = f"Choose one by its group, as {swap_by('grpo')}."
+        yield Refusal(f"{NODE}{given and '.'}{given}", ABSENT, reason, advice)
 
 
 def without_group(loss_mode: Any) -> Refusal | None:
@@ -168,7 +190,7 @@ def without_group(loss_mode: Any) -> Refusal | None:
     if name == str(loss_mode):
         return None
     group = name if name in METHODS and METHODS[name].__module__.startswith("verl_clipx.") else "custom"
-    function = f" {NODE}.function=package.module:name" if group == "custom" else ""
+    swap = f"+{NODE}=custom {NODE}.function=package.module:name" if group == "custom" else swap_by(group)
     defaults = "with default parameters and, if its bounds adapt, with statistics of a micro-batch"
     reason = f"without its group it would train {defaults}"
-    return Refusal(LOSS_MODE, loss_mode, reason, f"Replace it by the group: +{NODE}={group}{function}.")
+    return Refusal(LOSS_MODE, loss_mode, reason, f"Replace it by the group: {swap}.")

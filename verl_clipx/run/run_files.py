@@ -31,7 +31,8 @@ def own_log_path(config: Mapping[str, Any]) -> Path | None:
 
     None if the run lacks the node clipx or says clipx.log=false, and where the log is a pipe or a device.
     """
-    trainer, node = config.get("trainer") or {}, config.get("clipx")
+    trainer = config.get("trainer") or {}
+    node = config.get("clipx")
     if not node or not node.get("log", True):
         return None
     loggers = trainer.get("logger") or ()

@@ -20,8 +20,11 @@ class FolderInUse(RuntimeError):
     """Another run holds the lock; the message says of which log and what to do."""
 
 
-def hold(path: Path) -> bool:
-    """Takes a lock on a file, which stays, until `release` or the end of this process; says if there are locks at all.
+def take_lock(path: Path) -> bool:
+    """Takes a lock on a file until `release` or the end of this process; the file stays.
+
+    Returns:
+        Whether this process holds the lock; False where the file system cannot lock files.
 
     Raises:
         FolderInUse: another process held it for `PATIENCE` seconds.
@@ -31,14 +34,15 @@ def hold(path: Path) -> bool:
         return True
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    end, waits = time.monotonic() + PATIENCE, False
+    end = time.monotonic() + PATIENCE
+    has_said_so = False
     try:
         while not _lock(file):
             if time.monotonic() > end:
                 raise FolderInUse(BUSY.format(path=path, patience=PATIENCE))
-            if not waits:
+            if not has_said_so:
                 print(WAITS.format(path=path, patience=PATIENCE), flush=True)
-            waits = True
+            has_said_so = True
             time.sleep(1)
         _held[path] = file
     except OSError as error:

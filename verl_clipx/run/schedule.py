@@ -77,7 +77,7 @@ class Schedule:
         """Returns whether each rollout batch gets a single update, which starts at ratio 1."""
         return self.starts_at_ratio_one and self.updates == 1 and len(self.passes) < 2
 
-    def decided_from(self, at: str, *, past: bool = False) -> DecidedFrom:
+    def decided_from(self, update: str, *, past: bool = False) -> DecidedFrom:
         """Returns the tokens that an update's bounds are decided from.
 
         Args:
@@ -86,11 +86,11 @@ class Schedule:
         """
         if self.bounds is DecidedFrom.LAGGED and not past:
             return self.bounds_without_past
-        return self.bounds_of_first if at == position(0) else self.bounds
+        return self.bounds_of_first if update == position(0) else self.bounds
 
-    def makes_extra_pass(self, at: str, *, past: bool = False) -> bool:
+    def makes_extra_pass(self, update: str, *, past: bool = False) -> bool:
         """Returns whether an update is preceded by a pass without gradient over its mini-batch; as `decided_from`."""
-        return self.selects_by_pass or self.decided_from(at, past=past) is DecidedFrom.MINI_BATCH
+        return self.selects_by_pass or self.decided_from(update, past=past) is DecidedFrom.MINI_BATCH
 
     @property
     def extra_passes(self) -> str:
@@ -141,7 +141,8 @@ def updates_of(values: keys.Values, parts: int) -> int | None:
 def with_settings(schedule: Schedule, settings: "Settings", values: keys.Values) -> Schedule:
     """Adds what the plugin's part in a run determines of its schedule."""
     passes = () if settings.update is None else PASSES[settings.update.order]
-    select, in_bypass = settings.select, bool(values.get(keys.BYPASS) and values.get(keys.ROLLOUT_RS) is not None)
+    select = settings.select
+    in_bypass = bool(values.get(keys.BYPASS) and values.get(keys.ROLLOUT_RS) is not None)
     # A threshold over the mini-batch is known only from a pass. So is the number of tokens that a selection within each
     # sequence keeps, where the loss rejects by the current weights.
     by_pass = select is not None and (select.over == "mini_batch" or in_bypass)
@@ -181,9 +182,11 @@ def recorded_schedule(configuration: Mapping[str, Any]) -> Schedule:
     A record of an older version, or of a run without the plugin, has no schedule, but the keys that its counts follow
     from.
     """
-    places = {field.name: f"{keys.FACTS}.schedule.{field.name}" for field in dataclasses.fields(Schedule)}
-    recorded = {name: configuration[key] for name, key in places.items() if key in configuration}
-    if recorded:
-        return Schedule(**recorded)
+    names = {field.name for field in dataclasses.fields(Schedule)}
+    # The second is where older versions had it.
+    for node in (f"{keys.FACTS}.record.schedule", f"{keys.FACTS}.schedule"):
+        recorded = {name: value for name, value in keys.below(configuration, node).items() if name in names}
+        if recorded:
+            return Schedule(**recorded)
     default = "low_first" if "clipx.update.eta" in configuration else None
     return counted_schedule(keys.read(configuration), configuration.get("clipx.update.order", default))

@@ -1,12 +1,13 @@
-"""Ends what a command started when the process that runs it is killed: python session_guard.py SESSION NAME VALUE.
+"""Cleans up after a process that is killed: python session_guard.py SESSION NAME VALUE FOLDER.
 
 The process that runs it holds the other end of this one's standard input. SIGKILL gives it no time to end anything, but
 closes that end: every process of the session is then killed, and every one whose environment has NAME=VALUE, in
-whatever session. A byte on the standard input says that nothing is left to end.
+whatever session; then FOLDER is removed. A byte on the standard input says that nothing is left to clean up.
 """
 
 import contextlib
 import os
+import shutil
 import sys
 
 import psutil
@@ -33,6 +34,7 @@ def members_of(session: int, name: str, value: str) -> list[psutil.Process]:
 
 
 if __name__ == "__main__":
-    session, name, value = int(sys.argv[1]), *sys.argv[2:4]
+    session, name, value, folder = int(sys.argv[1]), *sys.argv[2:5]
     if not sys.stdin.buffer.read(1):
         end_members(session, name, value)
+        shutil.rmtree(folder, ignore_errors=True)

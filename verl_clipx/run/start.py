@@ -19,7 +19,7 @@ from verl_clipx.losses.base.method import NODE
 from verl_clipx.run.keys import DEVICE, NOT_IN_VERL, POLICY_LOSS
 from verl_clipx.run.resolve import Resolved, as_node, resolve
 from verl_clipx.run.run_files import lock_path, own_log_path
-from verl_clipx.run.run_lock import hold
+from verl_clipx.run.run_lock import take_lock
 
 RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 
@@ -39,7 +39,7 @@ def start(config: DictConfig) -> None:
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
     require_accelerator(address, OmegaConf.select(config, DEVICE))
     hold_log(config)
-    print(resolved.run.line, flush=True)
+    print(resolved.record.line, flush=True)
     untested = untested_verl()
     if untested is not None:
         print(f"{NODE}: {untested}", flush=True)
@@ -79,11 +79,12 @@ def decide(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
     resolved = resolve(config, named=named, group=group)
     if resolved is None:
         return None
-    settings, run = resolved.clipx, resolved.run
+    settings = resolved.clipx
+    run = resolved.run
     with open_dict(config):
         node = OmegaConf.select(config, POLICY_LOSS)
         node.run = as_node(run)
-        node[NODE].update({name: source["value"] for name, source in run.taken.items()})
+        node[NODE].update({name: source["value"] for name, source in run.record.loss.taken.items()})
         if settings.trace is not None:
             node[NODE].trace.folder = settings.trace.folder
         for key in NOT_IN_VERL:
@@ -94,6 +95,8 @@ def decide(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
 def hold_log(config: DictConfig) -> None:
     """Makes this run the only one that writes its log, while this process lives.
 
+    Where the file system cannot lock files, a line says so and the run goes on. A run without a log holds nothing.
+
     Raises:
         RuntimeError: another run writes it (`run_lock.FolderInUse`).
         OSError: its folder cannot be written to.
@@ -103,12 +106,13 @@ def hold_log(config: DictConfig) -> None:
         return
     path = lock_path(log.absolute())
     try:
-        has_locks = hold(path)
+        can_lock = take_lock(path)
     except OSError as error:
         advice = f"the run keeps its log there. Choose another folder, or {NODE}.log=false"
         raise type(error)(error.errno, f"{error.strerror}; {advice}", str(path)) from None
-    if not has_locks:
-        print(f"{NODE}: {path.parent} has no locks: see to it that no other run writes there", flush=True)
+    if not can_lock:
+        advice = "make sure that no other run writes there"
+        print(f"{NODE}: {path.parent}: this file system cannot lock files, so {advice}", flush=True)
 
 
 def require_accelerator(ray_address: str | None, device: str | None = None) -> None:

@@ -17,7 +17,14 @@ from verl_clipx.run import keys
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # Inside the package in a wheel, in docs in a checkout.
-RESULTS = next((found for found in (PACKAGE / "results", PACKAGE.parent / "docs/results") if found.is_dir()), PACKAGE)
+RESULTS = next(
+    (
+        folder_of_results
+        for folder_of_results in (PACKAGE / "results", PACKAGE.parent / "docs/results")
+        if folder_of_results.is_dir()
+    ),
+    PACKAGE,
+)
 PASSED = "passed"
 
 # From keys of which every run has one value to the names of options by value. Another value has run nowhere.
@@ -47,7 +54,7 @@ OPTIONS: Mapping[str, Mapping[str, bool | Callable[[Any], bool]]] = {
     "PrefixGrouper": {keys.PREFIX_GROUPER: True},
     "images and videos": {keys.MODEL_PATH: takes_images},
     "bypass mode, v0 trainer": {keys.BYPASS: True, keys.USE_V1: False},
-    "distillation beside task rewards": {keys.DISTILLATION: True},
+    "distillation alongside task rewards": {keys.DISTILLATION: True},
     "group filtering": {keys.GROUP_FILTERING: True},
     "router replay": {keys.STRATEGY: "veomni", keys.ROUTER_REPLAY: {"R2", "R3"}.__contains__},
     "router replay under Megatron": {

@@ -25,9 +25,12 @@ def clip_keys(
             verl's default.
 
     Returns:
-        `taken` and `unused`, as in `facts.RunFacts`, and what is refused.
+        `taken` and `unused`, as in `record.Loss`, and what is refused.
     """
-    taken, refused, known, replaced = {}, [], set(), set()
+    taken = {}
+    refused = []
+    known = set()
+    replaced = set()
     for field in dataclasses.fields(method):
         verl = verl_key(type(method), field.name)
         if verl is None:
@@ -71,7 +74,8 @@ def verl_key(method: type[Method], parameter: str) -> VerlKey | None:
 
 def is_set(name: str, verl: VerlKey, values: Values, named: Collection[str]) -> bool:
     """Returns whether a key of verl's has been set; null leaves widths and keys without a default to others."""
-    value, default = values[f"{ACTOR}.{name}"], CLIP_KEYS[name]
+    value = values[f"{ACTOR}.{name}"]
+    default = CLIP_KEYS[name]
     if value is None and (verl.instead is not None or default is None):
         return False
     return value != default or f"{ACTOR}.{name}" in named
@@ -81,13 +85,16 @@ def becomes(
     method: Method, field: dataclasses.Field, verl: VerlKey, name: str, given: Any, named: Collection[str]
 ) -> float | Refusal | None:
     """Returns a parameter's value from that of verl's key `name` below the actor, or why it cannot have it."""
-    full, own, current = f"{ACTOR}.{name}", f"{NODE}.{field.name}", getattr(method, field.name)
+    full = f"{ACTOR}.{name}"
+    own = f"{NODE}.{field.name}"
+    current = getattr(method, field.name)
     if given is not None and (isinstance(given, bool) or not isinstance(given, int | float)):
         return Refusal(full, given, "must be a number")
     value = None if given is None else verl.conversion.convert(given)
     if is_same_bound(value, current):
         return value
-    would_be, kept = f"would be {own}={shown(value)}", f"{own}={shown(current)}"
+    would_be = f"would be {own}={shown(value)}"
+    kept = f"{own}={shown(current)}"
     allowed = field.metadata["allowed"]
     try:
         allowed.convert(value)

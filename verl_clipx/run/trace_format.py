@@ -17,7 +17,8 @@ from verl_clipx.run.decided_from import DecidedFrom
 
 VERSION = 3
 # What the version before lacks; it is read all the same.
-_BEFORE, _SINCE = "2", ("context", "turn")
+_BEFORE = "2"
+_SINCE = ("context", "turn")
 SELECTED = "kept by entropy selection, and not rejected in bypass mode; without either missing"
 CONTEXT = "the tokens between it and the traced one before: of the prompt, or of a tool; missing: none"
 _VERSION_KEY = b"clipx_trace_version"
@@ -52,7 +53,7 @@ _FIELDS = (
     ("region", pyarrow.string(), "LN, HP, LP, HN or M, after DGPO"),
     ("selected?", pyarrow.bool_(), SELECTED),
     ("entropy?", pyarrow.float32(), "of the current policy, in nats, where computed"),
-    ("age?", pyarrow.int32(), "weight versions since it was sampled, where known"),
+    ("age?", pyarrow.int32(), "weight versions since its first token was sampled, where known"),
     ("unshaped_advantage", pyarrow.float32(), "before shaping"),
     ("correction?", pyarrow.float32(), "of the rollout, a factor on F; without one missing"),
     ("micro_batch", pyarrow.int32(), "within the update and rank, from 0"),
@@ -70,7 +71,8 @@ SCHEMA = pyarrow.schema(
 
 def regions_of(bounded: Any, low: Any, high: Any, advantages: Any) -> numpy.ndarray:
     """Returns DGPO's region of each token, from columns of a trace, by the rules of `metrics.token_sums`."""
-    above, below = bounded > high, bounded < low
+    above = bounded > high
+    below = bounded < low
     # If the bounds cross, above wins.
     sides = [above & (advantages > 0), above & (advantages < 0), below & (advantages > 0), below & (advantages < 0)]
     return numpy.select(sides, ["HP", "HN", "LP", "LN"], "M")
@@ -126,8 +128,8 @@ def write_shard(folder: Path, shard: Shard, columns: dict[str, Any], facts: Upda
     if unknown or missing:
         raise ValueError(f"trace: fields missing: {missing}, unknown: {unknown}; the schema has {SCHEMA.names}.")
     table = pyarrow.table({field.name: given.get(field.name, [None] * length) for field in SCHEMA}, schema=SCHEMA)
-    said = {name: value for name, value in asdict(facts).items() if name != "lost"}
-    of_file = {_UPDATE_KEY: json.dumps(said).encode(), _ROWS_KEY: str(length).encode()}
+    written_facts = {name: value for name, value in asdict(facts).items() if name != "lost"}
+    of_file = {_UPDATE_KEY: json.dumps(written_facts).encode(), _ROWS_KEY: str(length).encode()}
     table = table.replace_schema_metadata({**SCHEMA.metadata, **of_file})
     path = shard.path_in(folder)
     with replacing(path) as partial:
@@ -169,9 +171,9 @@ def read_facts(folder: Path, shard: Shard) -> UpdateFacts:
     path = shard.path_in(folder)
     try:
         file = pyarrow.parquet.read_metadata(path)
-        said = file.metadata or {}
-        lost = int(said[_ROWS_KEY]) - file.num_rows if _ROWS_KEY in said else None
-        read = UpdateFacts(**json.loads(said.get(_UPDATE_KEY, b"")), lost=lost)
+        metadata = file.metadata or {}
+        lost = int(metadata[_ROWS_KEY]) - file.num_rows if _ROWS_KEY in metadata else None
+        read = UpdateFacts(**json.loads(metadata.get(_UPDATE_KEY, b"")), lost=lost)
         decisions = {int(number): list(map(float, values)) for number, values in read.decisions.items()}
         return UpdateFacts(float(read.fraction), int(read.ranks), DecidedFrom(read.decided_from), decisions, lost)
     except (ValueError, TypeError, AttributeError, pyarrow.ArrowException) as error:
@@ -180,9 +182,9 @@ def read_facts(folder: Path, shard: Shard) -> UpdateFacts:
 
 def is_whole(shards: list[Shard], facts: list[UpdateFacts]) -> bool:
     """Returns whether the files of an update, of which each says so much, have every token of it, of all ranks."""
-    return all(one.fraction == 1 and not one.lost for one in facts) and {shard.rank for shard in shards} == set(
-        range(facts[0].ranks)
-    )
+    has_all_tokens = all(of_file.fraction == 1 and not of_file.lost for of_file in facts)
+    has_all_ranks = {shard.rank for shard in shards} == set(range(facts[0].ranks))
+    return has_all_tokens and has_all_ranks
 
 
 def has_all_updates(shards: list[Shard], expected: int | None) -> bool:

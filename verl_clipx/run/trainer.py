@@ -8,8 +8,11 @@ from verl_clipx.run import keys
 
 # The trainers of verl 0.9: its older one, the modes of trainer.v1.trainer_mode, and the two experimental ones.
 OLDER = "v0"
-SYNC, COLOCATED, SEPARATE = "sync", "colocate_async", "separate_async"
-ONE_STEP_OFF, FULLY_ASYNC = "one_step_off", "fully_async"
+SYNC = "sync"
+COLOCATED = "colocate_async"
+SEPARATE = "separate_async"
+ONE_STEP_OFF = "one_step_off"
+FULLY_ASYNC = "fully_async"
 KINDS = (OLDER, SYNC, COLOCATED, SEPARATE, ONE_STEP_OFF, FULLY_ASYNC)
 
 # How many versions old a sample may be where the trainer itself decides it; None: it has no such limit.

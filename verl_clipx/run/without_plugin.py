@@ -16,12 +16,14 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 def find_spec(name, path=None, target=None):
     """Finds no module, but ends the interpreter if it imports verl's trainer without the plugin."""
-    if name == "verl" and not any(one.find_spec(name, path) for one in sys.meta_path if one is not this):
+    if name == "verl" and not any(finder.find_spec(name, path) for finder in sys.meta_path if finder is not this):
         note(f"{sys.executable} has no verl{'' if util.find_spec('verl_clipx') else ' and no verl-clipx'}")
     if name == "verl.trainer" and "verl_clipx.plugin" not in sys.modules:
         left_out = os.environ.get("VERL_USE_EXTERNAL_PLUGINS")
         if not any(plugin.value == "verl_clipx.plugin" for plugin in metadata.entry_points(group="verl.plugins")):
-            by_uv = ", into which `uv pip install` puts it, and from which `uv sync` removes it" * ("UV" in os.environ)
+            by_uv = ""
+            if "UV" in os.environ:
+                by_uv = ", into which `uv pip install` puts it, and from which `uv sync` removes it"
             raise SystemExit(note(f"{sys.executable} has verl and no verl-clipx{by_uv}"))
         if left_out:
             raise SystemExit(note(f"VERL_USE_EXTERNAL_PLUGINS={left_out} leaves verl-clipx out"))

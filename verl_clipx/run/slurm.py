@@ -1,0 +1,185 @@
+"""What a command that is explained sees of Slurm: a job on the nodes that its script asks for, of which none is there.
+
+Stand-ins import this with the standard library alone.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+# In the environment of a job that is made up.
+MADE_UP = "CLIPX_EXPLAIN_SLURM"
+# What a script gets that does not say how many nodes and GPUs it wants.
+NODES = 2
+GPUS = 8
+JOB = "1000001"
+ADDRESS = "10.0.0.{number}"
+
+# Long names of sbatch's options by their letters.
+LETTERS = {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "J": "job-name", "p": "partition"}
+LETTERS |= {"a": "array", "A": "account"}
+OTHER_NAMES = {"tasks-per-node": "ntasks-per-node"}
+OPTION = re.compile(r"--(?P<name>[\w-]+)(?:=(?P<value>.*))?|-(?P<letter>[A-Za-z])(?P<rest>.*)")
+DIRECTIVE = re.compile(r"#SBATCH\s+(?P<words>.*)")
+COUNT = re.compile(r"(\d+)(?:-\d+)?$")
+ASKS_FOR_ADDRESS = re.compile(r"-\w*[iI]\w*|--ip-address|--all-ip-addresses")
+FIELDS = {"%T": "RUNNING", "%t": "R", "%L": "1:00:00", "%M": "0:01", "%i": JOB, "%A": JOB}
+
+
+def options_of(words: Sequence[str]) -> dict[str, str]:
+    """Return sbatch's options by their long names; one without a value is empty."""
+    options = {}
+    for place, word in enumerate(words):
+        option = OPTION.fullmatch(word)
+        if not option:
+            continue
+        name = option["name"] or LETTERS.get(option["letter"], option["letter"])
+        value = option["value"] if option["name"] else (option["rest"] or None)
+        following = words[place + 1] if place + 1 < len(words) else ""
+        if value is None:
+            value = "" if following.startswith("-") else following
+        options[OTHER_NAMES.get(name, name)] = value
+    return options
+
+
+def directives_of(script: str) -> list[str]:
+    """Return the words of a script's #SBATCH lines."""
+    words = []
+    for line in script.splitlines():
+        if directive := DIRECTIVE.match(line):
+            words += shlex.split(directive["words"], comments=True)
+    return words
+
+
+def count(value: str | None, default: int) -> int:
+    """Return the number that an option ends with, as in gpu:h100:8; of a range the lower one."""
+    number = COUNT.search(value or "")
+    return int(number[1]) if number else default
+
+
+def variables_of(script: str, words: Sequence[str] = ()) -> dict[str, str]:
+    """Return the variables that Slurm sets in a job.
+
+    Args:
+        script: the text of its script.
+        words: what sbatch is given, which wins over the script.
+    """
+    options = {**options_of(directives_of(script)), **options_of(words)}
+    nodes = count(options.get("nodes"), NODES)
+    tasks = count(options.get("ntasks-per-node"), 1)
+    if "gpus" in options and "gpus-per-node" not in options:
+        gpus = max(count(options["gpus"], GPUS * nodes) // nodes, 1)
+    elif "gpus-per-task" in options and "gpus-per-node" not in options:
+        gpus = count(options["gpus-per-task"], GPUS) * tasks
+    else:
+        gpus = count(options.get("gpus-per-node") or gpus_of(options.get("gres", "")), GPUS)
+    processors = count(options.get("cpus-per-task"), 1)
+    listed = "node1" if nodes == 1 else f"node[1-{nodes}]"
+    variables = {
+        MADE_UP: "1",
+        "SLURM_JOB_ID": JOB,
+        "SLURM_JOBID": JOB,
+        "SLURM_JOB_NAME": options.get("job-name", "job"),
+        "SLURM_JOB_PARTITION": options.get("partition", "partition"),
+        "SLURM_JOB_ACCOUNT": options.get("account", "account"),
+        "SLURM_JOB_NODELIST": listed,
+        "SLURM_NODELIST": listed,
+        "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_NNODES": str(nodes),
+        "SLURM_NTASKS": str(count(options.get("ntasks"), nodes * tasks)),
+        "SLURM_NPROCS": str(count(options.get("ntasks"), nodes * tasks)),
+        "SLURM_NTASKS_PER_NODE": str(tasks),
+        "SLURM_TASKS_PER_NODE": f"{tasks}(x{nodes})",
+        "SLURM_CPUS_PER_TASK": str(processors),
+        "SLURM_CPUS_ON_NODE": str(processors * tasks),
+        "SLURM_JOB_CPUS_PER_NODE": f"{processors * tasks}(x{nodes})",
+        "SLURM_GPUS_ON_NODE": str(gpus),
+        "SLURM_GPUS_PER_NODE": str(gpus),
+        "SLURM_GPUS": str(gpus * nodes),
+        "SLURM_JOB_GPUS": ",".join(map(str, range(gpus))),
+        "SLURM_NODEID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURMD_NODENAME": "node1",
+        "SLURM_SUBMIT_DIR": os.getcwd(),
+        "SLURM_SUBMIT_HOST": "login1",
+        "SLURM_CLUSTER_NAME": "cluster",
+    }
+    if "array" in options:
+        first = re.match(r"\d+", options["array"])
+        variables |= {"SLURM_ARRAY_JOB_ID": JOB, "SLURM_ARRAY_TASK_ID": first[0] if first else "0"}
+    return variables
+
+
+def gpus_of(resources: str) -> str:
+    """Return the part on GPUs of --gres, such as gpu:8; empty if there is none."""
+    return next((part for part in resources.split(",") if part.partition(":")[0] == "gpu"), "")
+
+
+def script_of(words: Sequence[str]) -> int | None:
+    """Return the place of the script in what sbatch is given; None if it is given none."""
+    for place, word in enumerate(words):
+        if not word.startswith("-") and is_script(Path(word)):
+            return place
+    return None
+
+
+def is_script(path: Path) -> bool:
+    """Return whether a file begins as sbatch wants a script to."""
+    try:
+        return path.is_file() and path.read_bytes().startswith(b"#!")
+    except OSError:
+        return False
+
+
+def names_in(listed: str) -> list[str]:
+    """Return the nodes of a list such as node[1-2,4],other."""
+    names = []
+    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", listed):
+        prefix, _, numbers = part.partition("[")
+        if not numbers:
+            names.append(part)
+        for piece in filter(None, numbers.rstrip("]").split(",")):
+            first, _, last = piece.partition("-")
+            names += [f"{prefix}{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1)]
+    return names
+
+
+def reply(program: str, words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return what a program prints about the job that is made up; empty if it prints nothing.
+
+    Args:
+        environment: with the variables of `variables_of`, or without any where there is no job.
+    """
+    listed = environment.get("SLURM_JOB_NODELIST", f"node[1-{NODES}]")
+    if program == "scontrol" and [word.rstrip("s") for word in words[:2]] == ["show", "hostname"]:
+        return "\n".join(names_in(words[2] if len(words) > 2 else listed))
+    if program == "scontrol" and words[:2] == ["show", "job"]:
+        return f"JobId={JOB} JobState=RUNNING NodeList={listed} NumNodes={len(names_in(listed))} BatchHost=node1"
+    if program == "squeue":
+        return squeue(words, listed)
+    if program in ("srun", "ssh") and "hostname" in words:
+        address = any(ASKS_FOR_ADDRESS.fullmatch(word) for word in words[words.index("hostname") + 1 :])
+        return ADDRESS.format(number=1) if address else "node1"
+    if MADE_UP in environment and program == "ray" and words[:1] == ["status"]:
+        return status_of_ray(len(names_in(listed)), int(environment.get("SLURM_GPUS_ON_NODE", GPUS)))
+    if MADE_UP in environment and program == "getent" and words[:1] in (["hosts"], ["ahosts"], ["ahostsv4"]):
+        number = re.search(r"\d*$", words[-1])[0] or "1"
+        return f"{ADDRESS.format(number=number)} {words[-1]}"
+    return ""
+
+
+def squeue(words: Sequence[str], listed: str) -> str:
+    """Return squeue's row of the job, in the format that it is asked for."""
+    options = options_of(words)
+    asked = options.get("o", options.get("format", "%i %T"))
+    fields = {**FIELDS, "%N": listed, "%D": str(len(names_in(listed)))}
+    return re.sub(r"%\.?\d*([A-Za-z])", lambda match: fields.get(f"%{match[1]}", ""), asked)
+
+
+def status_of_ray(nodes: int, gpus: int) -> str:
+    """Return what `ray status` prints of a cluster in which all nodes are there."""
+    active = "\n".join(f" 1 node_{number}" for number in range(1, nodes + 1))
+    return f"Node status\nActive:\n{active}\nPending:\n (no pending nodes)\nResources\n 0.0/{nodes * gpus}.0 GPU"
