@@ -35,6 +35,12 @@ COMBINATIONS = {
 }
 GPU_CHECKS = "To check losses and updates on GPUs, in a checkout: bash scripts/gpu.sh"
 
+# Here it is known what this environment has, and not what the processes of a job on other machines have.
+IN_A_JOB = (
+    "To see it in a running job: the driver's output has a line that begins with 'clipx: clipx_', and then 'receipt: ' "
+    "from the workers; with Ray's jobs, ray job logs ID | grep -a -e 'clipx: clipx_' -e 'receipt: '"
+)
+
 # How many letters of what is fine in a group the short report shows.
 WIDTH = 100
 

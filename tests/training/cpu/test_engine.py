@@ -9,12 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.fsdp import _init_utils
 from transformers import Qwen2Config, Qwen2ForTokenClassification
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.utils import fsdp_utils
 from verl.utils import model as verl_models
 from verl.workers.config import FSDPEngineConfig
 from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 from verl_clipx.training.cpu import engine
@@ -30,6 +32,7 @@ def registry(monkeypatch):
     monkeypatch.setenv("VERL_ENGINE_DEVICE", "cpu")
     monkeypatch.setattr(verl_models, "load_valuehead_model", verl_models.load_valuehead_model)
     monkeypatch.setattr(fsdp_utils, "fsdp2_sharded_save_to_cpu", fsdp_utils.fsdp2_sharded_save_to_cpu)
+    monkeypatch.setattr(transformer_impl, "load_fsdp_model_to_gpu", transformer_impl.load_fsdp_model_to_gpu)
     engine.register()
     return EngineRegistry
 
@@ -55,7 +58,9 @@ def test_what_it_overrides_is_still_there():
     assert 'attn_implementation="flash_attention_2"' in ast.get_source_segment(text, loader)
     offload = ("offload_policy or self.engine_config.forward_only", "CPUOffloadPolicy(pin_memory=True)")
     for function, texts in {
-        FSDPEngine._build_fsdp_module: offload,
+        FSDPEngine._build_fsdp_module: (*offload, "sync_module_states=True"),
+        # Looked up in the engine's module.
+        FSDPEngine.get_per_tensor_param: ("load_fsdp_model_to_gpu(self.module)",),
         # Looked up at the call, and by keyword.
         FSDPEngine._build_module: ("from verl.utils.model import load_valuehead_model", "local_path="),
         # Without a copy on a CPU.
@@ -88,10 +93,17 @@ def test_saved_weights_are_a_copy_that_an_update_leaves_alone(registry, monkeypa
     assert torch.equal(shards["weight"][0], before)
 
 
-def test_fsdp1_is_refused_with_the_key_to_set(registry):
-    for model_type, key in (("language_model", r"actor_rollout_ref\.actor"), ("value_model", "critic")):
-        with pytest.raises(ValueError, match=rf"{key}\.strategy=fsdp2"):
-            registry.new(model_type, "fsdp", None, FSDPEngineConfig(strategy="fsdp"), None, None)
+def test_torch_checks_where_the_states_of_fsdp1_are_only_outside_the_wrapping():
+    states = [torch.zeros(1)]
+    with engine.states_may_be_on_cpu():
+        _init_utils._check_module_states_for_sync_module_states(states)
+    with pytest.raises(ValueError, match="CPU parameters or buffers when `sync_module_states=True`"):
+        _init_utils._check_module_states_for_sync_module_states(states)
+
+
+def test_weights_of_fsdp1_are_not_loaded_from_where_they_are(registry):
+    assert transformer_impl.load_fsdp_model_to_gpu is engine.load_nothing
+    assert engine.load_nothing(torch.nn.Linear(1, 1)) is None
 
 
 @pytest.mark.parametrize("fails", [False, True])

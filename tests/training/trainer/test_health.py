@@ -17,6 +17,7 @@ from verl.utils.tracking import Tracking
 
 from tests.composition import composition
 from verl_clipx.analysis.runs import keys
+from verl_clipx.common.pages import folder_of_pages
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run.resolve import instantiated
 from verl_clipx.training.trainer import hooks
@@ -231,6 +232,7 @@ def test_a_fact_warns_in_its_step_and_a_trend_when_it_lasts_each_once(tracking, 
         assert ("skipped updates from step 2 on." in caplog.text) == (step >= 2)
         assert ("responses cut at the limit from step 3 on." in caplog.text) == (step >= 5)
     assert caplog.text.count("clipx.health: this run: ") == 2
+    assert caplog.text.count(f"the pages named docs/… in {folder_of_pages()}") == 1
     assert "health/cut_responses 0.6, at most 0.9" in caplog.text and "Raise data.max_response_length" in caplog.text
 
 

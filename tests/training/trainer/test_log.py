@@ -173,17 +173,34 @@ def test_the_record_has_configuration_and_versions_for_its_owner_alone_and_no_cr
     assert record["loss"]["method"] == "acpo" and record["loss"]["parameters"]["alpha"] == 3.0
     assert {"clipx.method": "acpo", "clipx.alpha": 3.0}.items() <= record["configuration"].items()
     assert record["versions"]["verl"].startswith("0.9.") and "secret" not in json.dumps(record)
-    engine = {"vllm": {"api_key": ["xyz"], "max_model_len": 8}}
     log, before = tmp_path / "another.jsonl", os.umask(0)
     try:
         record_path(log).write_text("{}")
-        write_record(log, {"reward": {"urls": ["http://user:xyz@proxy:80"]}, "engine_kwargs": engine})
+        write_record(log, {"reward": {"urls": ["http://user:xyz@proxy:80"], "num_workers": 8}})
     finally:
         os.umask(before)
     assert stat.S_IMODE(record_path(log).stat().st_mode) == 0o600
     text = record_path(log).read_text()
     left = json.loads(text)["configuration"]
-    assert "xyz" not in text and left["engine_kwargs.vllm.max_model_len"] == 8
+    assert "xyz" not in text and left["reward.num_workers"] == 8
+
+
+def test_the_record_has_what_the_run_started_from_also_after_it_was_resumed(start, tmp_path):
+    def recorded():
+        return json.loads(record_path(tmp_path / LOG).read_text())["start"]
+
+    checkpoint = tmp_path / "sft" / "global_step_2"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "weights.pt").write_bytes(b"weights")
+    start(1, [3, 4], resume_mode="resume_path", resume_from_path=str(checkpoint))
+    first = recorded()
+    assert first["paths"] == [str(checkpoint)] and first["hash"]
+    saved(tmp_path, 4)
+    start(2, [5])
+    assert recorded() == first
+    # From scratch.
+    start(3, [1], resume_mode="disable")
+    assert recorded() == {"paths": [], "name": None, "hash": None, "parameters": None}
 
 
 @pytest.mark.parametrize("form", ["{path}", "file://{path}", "pkg://rewards_of_test.score"])
@@ -196,3 +213,64 @@ def test_the_record_has_the_hash_of_the_rewards_file(tmp_path, monkeypatch, form
     write_record(tmp_path / LOG, node({"custom_reward_function": {"path": form.format(path=file)}}))
     recorded = json.loads(record_path(tmp_path / LOG).read_text())["reward"]["hash"]
     assert recorded == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_addresses_in_the_record_have_neither_user_nor_password_nor_query(tmp_path):
+    given = "s3://plantedname:plantedword@host:9000/a/b.parquet?key=planted#planted"
+    config = {
+        "actor_rollout_ref": {"model": {"path": given, "tokenizer_path": given}},
+        "data": {"train_files": [given, "/data/what?.parquet"], "val_files": given},
+        "reward": {"custom_reward_function": {"path": given}},
+        "trainer": {"default_local_dir": given, "resume_from_path": given},
+    }
+    write_record(tmp_path / LOG, config)
+    text = record_path(tmp_path / LOG).read_text()
+    record, bare = json.loads(text), "s3://host:9000/a/b.parquet"
+    assert "planted" not in text
+    assert record["data"]["paths"] == [bare, "/data/what?.parquet"]
+    assert record["model"]["paths"] == record["validation"]["paths"] == record["reward"]["paths"] == [bare]
+    assert record["configuration"]["trainer.resume_from_path"] == bare
+
+
+def receipt_after(tmp_path, *steps):
+    """The receipt in the record of a run whose worker gave these metrics, a dictionary a step."""
+    tracking = Tracking("project", "run", ["console"], config={"trainer": {"default_local_dir": str(tmp_path)}, **NODE})
+    for step, metrics in enumerate(steps, 1):
+        tracking.log({"training/global_step": step, **metrics}, step)
+    tracking.finish()
+    record = record_path(tmp_path / LOG)
+    assert stat.S_IMODE(record.stat().st_mode) == 0o600
+    content = json.loads(record.read_text())
+    assert content["loss"]["method"] == "acpo" and content["versions"]["verl"]
+    return content["receipt"]["difference"], content["receipt"]["failed"]
+
+
+def receipt_metrics(difference, **failed):
+    return {"actor/clipx/receipt": difference} | {
+        f"actor/clipx/receipt_{name}": count for name, count in failed.items()
+    }
+
+
+def test_the_record_has_the_receipt_of_the_first_rollout_batch_of_the_last_start(tmp_path):
+    first, later = receipt_metrics(2e-7, failed=0.0), receipt_metrics(9e-3, failed=7.0)
+    assert receipt_after(tmp_path, {"critic/score/mean": 1.0}) == (None, None)
+    assert receipt_after(tmp_path, {}, first, {}, later) == (2e-7, 0)
+    assert receipt_after(tmp_path) == (None, None)
+    assert receipt_after(tmp_path, receipt_metrics(3e-3, failed=2.0)) == (3e-3, 2)
+
+
+@pytest.mark.parametrize("difference", [float("nan"), float("inf")])
+def test_a_receipt_that_is_no_number_leaves_a_record_that_any_reader_of_json_reads(tmp_path, difference):
+    assert receipt_after(tmp_path, receipt_metrics(difference, failed=1.0)) == (None, 1)
+    text = record_path(tmp_path / LOG).read_text()
+    assert "NaN" not in text and "Infinity" not in text
+
+
+def test_a_record_that_is_gone_ends_no_run(tmp_path, caplog):
+    tracking = Tracking("project", "run", ["console"], config={"trainer": {"default_local_dir": str(tmp_path)}, **NODE})
+    record_path(tmp_path / LOG).unlink()
+    for step in (1, 2):
+        tracking.log({"training/global_step": step, **receipt_metrics(2e-7)}, step)
+    tracking.finish()
+    assert caplog.text.count("the receipt in the run's record failed") == 1
+    assert len((tmp_path / LOG).read_text().splitlines()) == 2

@@ -9,8 +9,10 @@ import types
 from contextlib import nullcontext
 
 import pytest
+from omegaconf import OmegaConf
 from verl.utils.tracking import Tracking
 
+from tests.composition import composition
 from verl_clipx.run.support import untested
 
 OF_RUN = {"actor_rollout_ref.actor.strategy": "fsdp2", "actor_rollout_ref.rollout.name": "vllm"}
@@ -21,8 +23,14 @@ NEVER_A_RECEIPT = r"the first 2 logged training steps have no clipx/receipt.*cli
 
 def logged(*, metrics, node, options=OF_RUN, critic_warmup=0):
     """What a trainer's Tracking does with the metrics of each of its logs under a clipx node."""
-    actor = {"actor": {"policy_loss": {"clipx": node, "run": {"untested": untested(options)}}}}
-    config = {"actor_rollout_ref": actor, "trainer": {"critic_warmup": critic_warmup}, "clipx": node}
+    actor = {"actor": {"policy_loss": {"clipx": node, "run": {"record": {"untested": untested(options)}}}}}
+    return logged_under(
+        {"actor_rollout_ref": actor, "trainer": {"critic_warmup": critic_warmup}, "clipx": node}, metrics
+    )
+
+
+def logged_under(config, metrics):
+    """What a trainer's Tracking does with the metrics of each of its logs under a configuration."""
     tracking, seen = Tracking("p", "e", [], config=config), []
     of_verl = types.SimpleNamespace(log=lambda data, step: seen.append(step))
     tracking.logger = {"of verl": of_verl, **tracking.logger}
@@ -56,12 +64,30 @@ def test_the_trainer_expects_none_of_steps_that_train_the_critic_alone():
 
 @pytest.mark.parametrize(
     ("receipt", "strategy", "stops"),
-    [("auto", "fsdp2", True), ("auto", "fsdp", False), ("stop", "megatron", True), ("warn", "fsdp2", False)],
+    [
+        ("auto", "fsdp2", True),
+        ("auto", "fsdp", True),
+        ("auto", "megatron", False),
+        ("stop", "megatron", True),
+        ("warn", "fsdp2", False),
+    ],
 )
 def test_where_no_test_covers_the_run_the_trainer_warns(caplog, receipt, strategy, stops):
     options = OF_RUN | {"actor_rollout_ref.actor.strategy": strategy}
     with pytest.raises(RuntimeError, match=NO_RECEIPT) if stops else nullcontext():
         assert logged(metrics=[trained(1)], node=ACPO | {"receipt": receipt}, options=options) == [1]
+    assert stops or NO_RECEIPT in caplog.text
+
+
+@pytest.mark.parametrize(("rollout", "stops"), [("cpu", True), ("sglang", False)])
+def test_a_run_s_own_configuration_says_whether_tests_ran_its_options(caplog, rollout, stops):
+    strategy = "actor_rollout_ref.actor.strategy=fsdp2"
+    config = composition(
+        *("+clipx=acpo", "clipx.log=False", "algorithm.adv_estimator=grpo", strategy),
+        f"actor_rollout_ref.rollout.name={rollout}",
+    )
+    with pytest.raises(RuntimeError, match=NO_RECEIPT) if stops else nullcontext():
+        assert logged_under(OmegaConf.to_container(config, resolve=True), [trained(1)]) == [1]
     assert stops or NO_RECEIPT in caplog.text
 
 

@@ -3,6 +3,8 @@ and its second measurement with how that cuts the rows. Not covered: the sums by
 (tests/losses/applying/test_floor.py) and the engine (tests/end_to_end/test_floor.py).
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from verl.utils import tensordict_utils as tu
@@ -140,7 +142,7 @@ def test_no_further_pass_is_made_where_routes_of_experts_are_replayed(train, mon
 
 def test_the_second_measurement_travels_with_the_first_micro_batch_alone(actor):
     config = actor("+clipx=grpo")
-    step = OptimizerStep(at_ratio_one=True, recut=MeasuredFloor({"clipx/floor_recut/log_ratio": 3.0}, {}))
+    step = OptimizerStep(at_ratio_one=True, recut=MeasuredFloor({"clipx/floor_recut/log_ratio": 3.0}, {}, {}))
     function = loss_function(config, step)
     logged = []
     for rows in ([0, 1], [2, 3, 4, 5]):
@@ -148,6 +150,66 @@ def test_the_second_measurement_travels_with_the_first_micro_batch_alone(actor):
         logged.append(function(model_output=output, data=data)[1])
     assert logged[0]["clipx/floor_recut/log_ratio"].values == [0.1]
     assert "clipx/floor_recut/log_ratio" not in logged[1]
+
+
+class RoundingWorker(Worker):
+    """Its passes without gradient are away from its training, up and down by turns, by so many nats."""
+
+    def __init__(self, config, output, rounding, precision):
+        self.rounding = rounding
+        precise = vars(Worker.engine_config) | {"mixed_precision": {"param_dtype": precision}}
+        self.engine_config = SimpleNamespace(**precise)
+        super().__init__(config, output)
+
+    def forward_of_reversed_rows(self, data, loss_function, forward_only):
+        own = self.output
+        other = own["log_probs"].detach().clone()
+        other.values().add_(self.rounding * (-1) ** torch.arange(len(other.values())))
+        self.output = {"log_probs": other}
+        super().forward_of_reversed_rows(data, loss_function, forward_only)
+        self.output = own
+
+
+@pytest.fixture
+def distance_of_the_receipt(actor, monkeypatch, caplog):
+    def warned(moved, rounding, precision="bf16"):
+        """What the receipt says of old_log_probs so many nats away from the first update, with such a second pass."""
+        monkeypatch.setattr("verl_clipx.training.worker.training_worker.get_device_id", lambda: "cpu")
+        batch = example()
+        batch["log_prob"] = batch["old_log_prob"] + moved
+        data, output = micro_batch(batch, ROWS)
+        output["log_probs"].requires_grad_(True)
+        worker = RoundingWorker(actor("+clipx=grpo", "clipx.receipt=warn"), output, rounding, precision)
+        worker.train_mini_batch(data)
+        messages = [record.getMessage() for record in caplog.records]
+        return [message for message in messages if "nats away on average" in message]
+
+    return warned
+
+
+@pytest.mark.parametrize(
+    ("moved", "rounding", "most"),
+    [
+        # Where rounding is not known, and the end that no rounding moves.
+        (0.049, 0.0, None),
+        (0.051, 0.0, "0.05"),
+        (0.051, 0.02, "0.05"),
+        # Eight times what a second pass of the same weights is away, and never less than 0.01.
+        (0.031, 0.004, None),
+        (0.033, 0.004, "0.032"),
+        (0.009, 1e-4, None),
+        (0.011, 1e-4, "0.01"),
+    ],
+)
+def test_the_receipt_allows_old_log_probs_a_distance_by_the_second_pass(distance_of_the_receipt, moved, rounding, most):
+    warnings = distance_of_the_receipt(moved, rounding)
+    assert len(warnings) == (most is not None)
+    assert most is None or f"{moved:.2g} nats away on average, more than {most}" in warnings[0]
+
+
+def test_in_float32_the_receipt_allows_them_the_same_distance_whatever_the_second_pass_is(distance_of_the_receipt):
+    assert not distance_of_the_receipt(0.0009, 1e-5, "fp32")
+    assert "0.011 nats away on average, more than 0.001" in distance_of_the_receipt(0.011, 0.004, "fp32")[0]
 
 
 def mini_batch(lengths):

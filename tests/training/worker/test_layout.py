@@ -100,7 +100,11 @@ def test_a_prompt_has_one_number_in_every_micro_batch():
 
 def test_age_is_counted_in_weight_versions():
     data = {"extra_fields": [{"max_global_steps": step} for step in (4, 3, 1, 7)]}
-    assert ages(data, 5).tolist() == [1, 2, 4, 0]
+    assert ages(data, 5).tolist() == [[1, 1], [2, 2], [4, 4], [0, 0]]
+    # Of a generation that was resumed with newer weights, the first token and the last.
+    resumed = {"min_global_steps": 2, "max_global_steps": 5}
+    whole = {"min_global_steps": None, "max_global_steps": 4}
+    assert ages({"extra_fields": [resumed, whole]}, 5).tolist() == [[3, 0], [1, 1]]
     assert ages({}, 5) is ages({"extra_fields": [{"max_global_steps": 1}, {}]}, 5) is None
 
 

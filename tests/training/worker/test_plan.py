@@ -13,7 +13,9 @@ from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.contract.contract import example
 from verl_clipx.run.config import build
 from verl_clipx.run.decided_from import DecidedFrom
+from verl_clipx.run.handover import Handover
 from verl_clipx.run.keys import MINI_BATCH, ROLLOUT_PROMPTS, TRAINER_MODE
+from verl_clipx.run.record import RunRecord
 from verl_clipx.run.schedule import schedule_of
 from verl_clipx.training.worker.plan import plan_step
 from verl_clipx.training.worker.state import ControllerState
@@ -28,8 +30,8 @@ class Run:
     def __init__(self, method, **parameters):
         self.settings = build(method, **parameters)
         values = {TRAINER_MODE: "sync", ROLLOUT_PROMPTS: 2, MINI_BATCH: 1}
-        run = SimpleNamespace(schedule=schedule_of(values, self.settings))
-        self.policy_loss = SimpleNamespace(clipx=self.settings, run=run)
+        record = RunRecord(schedule=schedule_of(values, self.settings))
+        self.policy_loss = SimpleNamespace(clipx=self.settings, run=Handover(record))
         self.state = ControllerState()
         self.reductions = self.passes = 0
 

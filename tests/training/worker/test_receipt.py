@@ -17,8 +17,10 @@ from unittest import mock
 
 import pytest
 import torch
+from verl.trainer.distillation import distillation_ppo_loss
 from verl.trainer.ppo import core_algos
 from verl.utils import tensordict_utils as tu
+from verl.workers.config import DistillationConfig, DistillationLossConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
@@ -327,7 +329,7 @@ def with_its_pass(config, split=([ROWS],), *, ranks=1, noise=0.0):
     apart = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     batch["log_prob"] = batch["old_log_prob"] + noise * apart
     step = planned(config, batch, split, all_reduce=lambda vector: vector * ranks)
-    assert config.policy_loss.run.schedule.may_need_extra_pass and step.statistics is not None
+    assert config.policy_loss.run.record.schedule.may_need_extra_pass and step.statistics is not None
     update = Update(config, step)
     update.run()
     return update
@@ -433,6 +435,7 @@ DIFFERS = r"receipt: at ratios .* the gradient differs.*receipt=warn"
 BACKWARD = "receipt: in the backward pass the gradient differs"
 OF_OTHER_TOKENS = r"receipt: (bounds or metrics are those of [\d.]+ tokens|the bounds differ by).* the run does not"
 MULTIPLIED = "micro-batches are multiplied by factors from"
+OF_ANOTHER_OUTPUT = "has a gradient on the model's {} that differs .* from that of verl's own terms"
 OF_OTHER_TERMS = "adds to the policy's term what is neither KL nor entropy nor distillation"
 TWO_RANKS = "this rank's {} are not those of the other ranks"
 
@@ -477,6 +480,30 @@ OTHER_TERMS = {
     "a hundredth of the policy's term": lambda loss, log_prob, policy: loss + 0.01 * policy(),
     "the square of the log-probabilities": lambda loss, log_prob, policy: loss + 1e-2 * log_prob.square().mean(),
     "one token's log-probability": lambda loss, log_prob, policy: loss - 0.1 * log_prob[5],
+}
+
+
+def verls_loss_and_of_entropy(more, *overrides):
+    """Plants a loss function in the place of verl's: of its loss and the entropies."""
+
+    def plant(actor, monkeypatch, _):
+        config = actor("+clipx=grpo", *overrides)
+
+        def loss_fn(config, model_output, data, dp_group=None):
+            loss, metrics = ppo_loss(config, model_output, data)
+            return more(loss, model_output["entropy"].values()), metrics
+
+        Update(config, loss_fn=partial(loss_fn, config=config)).run()
+
+    return plant
+
+
+BONUS = f"{ACTOR}.entropy_coeff=0.01"
+OF_ENTROPY = {
+    "a tenth of the entropies": verls_loss_and_of_entropy(lambda loss, entropy: loss + 0.1 * entropy.sum()),
+    "the entropies beside a bonus": verls_loss_and_of_entropy(lambda loss, entropy: loss - entropy.sum(), BONUS),
+    "the square of the entropies": verls_loss_and_of_entropy(lambda loss, entropy: loss + entropy.square().mean()),
+    "one token's entropy": verls_loss_and_of_entropy(lambda loss, entropy: loss - 0.1 * entropy[5]),
 }
 
 
@@ -526,6 +553,7 @@ def on_two_ranks(place, by):
 
 SINGLE = {
     **{f"verl's loss and {name}": (verls_loss_and(more), OF_OTHER_TERMS) for name, more in OTHER_TERMS.items()},
+    **{f"verl's loss and {name}": (plant, OF_ANOTHER_OUTPUT.format("entropy")) for name, plant in OF_ENTROPY.items()},
     "a later hook that turns the sign": (later_hook(lambda gradient: -gradient), BACKWARD),
     "a later hook that doubles": (later_hook(lambda gradient: 2 * gradient), BACKWARD),
     "a later hook that leaves nothing": (later_hook(lambda gradient: 0 * gradient), BACKWARD),
@@ -702,6 +730,58 @@ def test_every_number_moved_by_a_twentieth_is_seen(actor, monkeypatch, group):
         if f"{group}.{name}" not in SAME_LOSS:
             with monkeypatch.context() as patched:
                 assert is_found(partial(trained_as, actor, patched, group, group, other)), name
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+def test_verls_entropy_bonus_is_no_fault(actor, few_probes, mode):
+    hold(actor("+clipx=grpo", BONUS, f"{ACTOR}.loss_agg_mode={mode}", *KL))
+
+
+def distilling(actor, loss_mode, more, **own):
+    """An update under verl's distillation; `more` is added to its loss, of the model's output."""
+    config = actor("+clipx=grpo", BONUS)
+    own = DistillationLossConfig(loss_mode=loss_mode, topk=2, use_task_rewards=True, **own)
+    distillation = DistillationConfig(enabled=False, distillation_loss=own)
+    object.__setattr__(distillation, "enabled", True)
+
+    def loss_fn(config, distillation_config, model_output, data, dp_group=None):
+        loss, metrics = distillation_ppo_loss(config, distillation_config, model_output, data)
+        return loss + more(model_output), metrics
+
+    def teach(data):
+        lengths = data["prompts"].offsets().diff() + data["responses"].offsets().diff()
+        teacher = [torch.linspace(-2, -1, int(length))[:, None] for length in lengths]
+        data["teacher_logprobs"] = torch.nested.as_nested_tensor(teacher, layout=torch.jagged)
+
+    def outputs(offsets):
+        if loss_mode != "forward_kl_topk":
+            return {}
+        losses = torch.linspace(0.1, 1, int(offsets[-1])).requires_grad_(True)
+        values = {"distillation_losses": losses, "student_mass": losses.detach(), "teacher_mass": losses.detach()}
+        return {key: torch.nested.nested_tensor_from_jagged(of, offsets=offsets) for key, of in values.items()}
+
+    update = Update(config, loss_fn=partial(loss_fn, config=config, distillation_config=distillation))
+    update.run(change=teach, outputs=outputs)
+    return update
+
+
+@pytest.mark.parametrize("loss_mode", ["k3", "forward_kl_topk"])
+def test_verls_distillation_is_no_fault(actor, few_probes, loss_mode):
+    update = distilling(actor, loss_mode, lambda output: 0.0, distillation_loss_coef=0.5)
+    assert 0 <= update.end_rollout_batch(1, before=3) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("loss_mode", "output", "said"),
+    [
+        ("k3", "log_probs", OF_OTHER_TERMS),
+        ("forward_kl_topk", "distillation_losses", OF_ANOTHER_OUTPUT.format("distillation_losses")),
+        ("forward_kl_topk", "entropy", OF_ANOTHER_OUTPUT.format("entropy")),
+    ],
+)
+def test_a_term_beside_verls_distillation_is_found(actor, few_probes, loss_mode, output, said):
+    with pytest.raises(RuntimeError, match=said):
+        distilling(actor, loss_mode, lambda of_model: 0.1 * of_model[output].values().sum())
 
 
 def test_the_page_says_how_many_are_found():

@@ -25,6 +25,7 @@ from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.training.worker import training_worker
 from verl_clipx.training.worker.layout import TokenPass, pad_rows
 from verl_clipx.training.worker.policy_loss import current_micro_batch
+from verl_clipx.training.worker.receipt import Receipt
 from verl_clipx.training.worker.training_worker import ClipxTraining
 
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
@@ -129,6 +130,10 @@ def corrected(data, both_masks=False, **options):
         data["rollout_is_weights"] = nested(weights.batch["rollout_is_weights"])
 
 
+def receipts_of(worker):
+    return [observer for observer in worker.observers if isinstance(observer, Receipt)]
+
+
 def train(actor, monkeypatch, *overrides, of_trainer=None, rollout=None, **hands):
     """Trains a rollout batch under clipx.receipt=stop; returns the worker."""
     monkeypatch.setattr(training_worker, "get_device_id", lambda: "cpu")
@@ -146,7 +151,7 @@ def train(actor, monkeypatch, *overrides, of_trainer=None, rollout=None, **hands
     if of_trainer is not None:
         of_trainer(data)
     trains.train_mini_batch(data)
-    assert not trains.observers
+    assert not receipts_of(trains)
     return trains
 
 
@@ -571,8 +576,9 @@ def of_driver(**identity):
     """The driver had other files."""
 
     def change(policy_loss):
-        run = dataclasses.replace(policy_loss.run, identity=dict(policy_loss.run.identity) | identity)
-        object.__setattr__(policy_loss, "run", run)
+        record = policy_loss.run.record
+        other = dataclasses.replace(record, identity={**record.identity, **identity})
+        object.__setattr__(policy_loss, "run", dataclasses.replace(policy_loss.run, record=other))
 
     return change
 
@@ -593,7 +599,7 @@ OTHER_WORKERS = {
 def test_a_worker_that_is_not_set_up_as_the_driver_stops(actor, monkeypatch, name, asked):
     overrides, change, message = OTHER_WORKERS[name]
     config = actor("+clipx=grpo", CALCULATED, f"clipx.receipt={asked}", *overrides)
-    assert set(config.policy_loss.run.identity) == {"settings", "package", "function"}
+    assert set(config.policy_loss.run.record.identity) == {"settings", "package", "function"}
     monkeypatch.setattr(training_worker, "get_device_id", lambda: "cpu")
     Worker(config, example())
     change(config.policy_loss)
@@ -605,5 +611,5 @@ def test_where_it_only_warns_another_setting_is_counted(actor, monkeypatch, capl
     config = actor("+clipx=grpo", "clipx.receipt=warn")
     other_clip(config.policy_loss)
     monkeypatch.setattr(training_worker, "get_device_id", lambda: "cpu")
-    (receipt,) = Worker(config, example()).observers
+    (receipt,) = receipts_of(Worker(config, example()))
     assert OTHER_SETTINGS in caplog.text and receipt.checks.failures().sum() == 1

@@ -22,6 +22,7 @@ from verl_clipx.losses.contract.contract import example
 from verl_clipx.losses.methods import BUILT_IN
 from verl_clipx.losses.modifiers.masks import remaining
 from verl_clipx.run.config import build
+from verl_clipx.run.keys import BYPASS, MINI_BATCH, ROLLOUT_PROMPTS, ROLLOUT_RS, TRAINER_MODE
 from verl_clipx.run.schedule import schedule_of
 from verl_clipx.training.worker.layout import TokenPass
 from verl_clipx.training.worker.rejection import rejection_of
@@ -44,15 +45,18 @@ def bypassed(rejection):
     return [f"{CORRECTION}.bypass_mode=True", LOG_PROBS, *quoted]
 
 
-def switched(config, method="grpo", rejection=None, options=None, **fields):
-    """A composed configuration under another method, other keys of the correction and of the actor: faster anew."""
-    options = {f"{CORRECTION}.{key}": value for key, value in (options or {}).items()}
+def switched(config, method="grpo", rejection=None, correction=None, **fields):
+    """A composed configuration under another method, correction, and other keys of the actor: faster anew."""
+    others = correction or {}
     if rejection is not None:
-        keys = (f"{CORRECTION}.rollout_rs", f"{CORRECTION}.rollout_rs_threshold")
-        options |= dict(zip(keys, REJECTIONS[rejection], strict=True))
+        others = dict(zip(("rejection", "rejection_threshold"), REJECTIONS[rejection], strict=True))
     config, policy_loss = copy.copy(config), copy.copy(config.policy_loss)
-    settings, options = build(method), {**policy_loss.run.options, **options}
-    run = dataclasses.replace(policy_loss.run, options=options, schedule=schedule_of(options, settings))
+    settings, record = build(method), policy_loss.run.record
+    other = dataclasses.replace(record.correction, **others)
+    sizes = {ROLLOUT_PROMPTS: record.batch.prompts, MINI_BATCH: record.batch.mini_batch}
+    values = {BYPASS: other.bypass, ROLLOUT_RS: other.rejection, TRAINER_MODE: record.trainer.kind, **sizes}
+    record = dataclasses.replace(record, correction=other, schedule=schedule_of(values, settings))
+    run = dataclasses.replace(policy_loss.run, record=record)
     given = dict(run=run, clipx=settings, loss_mode=f"clipx_{method}")
     for owner, changed in ((policy_loss, given), (config, fields | {"policy_loss": policy_loss})):
         for name, value in changed.items():
@@ -157,7 +161,7 @@ def test_selection_is_among_the_tokens_that_remain(actor, over):
     config, batch = actor("+clipx=grpo", *overrides, *bypassed("tokens by ratio")), example()
     mask = left(batch, "tokens by ratio")
     chosen = config.policy_loss.clipx.select.selected(batch["entropy"], mask)
-    assert 0 < chosen.sum() < mask.sum() and config.policy_loss.run.schedule.selects_by_pass
+    assert 0 < chosen.sum() < mask.sum() and config.policy_loss.run.record.schedule.selects_by_pass
     step, found = trained(config, batch, SPLITS["ranks"])
     assert float(step.selected_tokens) == int(chosen.sum())
     assert_close(found.gradient, recomputed(config, batch, chosen, normaliser=chosen.sum())[1])
@@ -195,7 +199,7 @@ def test_a_token_that_is_not_finite_is_not_rejected_and_rejection_waits_for_no_a
     ("method", "aggregation"), [*((method, "token-mean") for method in BUILT_IN), ("acpo", "seq-mean-token-mean")]
 )
 def test_weights_and_rejection_of_decoupled_mode_go_with_every_method(bypass, method, aggregation):
-    config = bypass(method, options={"bypass_mode": False, "rollout_is": "token"}, loss_agg_mode=aggregation)
+    config = bypass(method, correction={"bypass": False, "weights": "token"}, loss_agg_mode=aggregation)
     batch, settings = example(), config.policy_loss.clipx
     whole = batch["mask"]
     weights = torch.rand(whole.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

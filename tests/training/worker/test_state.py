@@ -16,7 +16,7 @@ import torch
 from tests.training.worker.test_tracer import shards_after, tracer_to
 from verl_clipx.losses.methods import METHODS
 from verl_clipx.run.config import build
-from verl_clipx.run.schedule import Schedule
+from verl_clipx.run.handover import Handover
 from verl_clipx.training.worker import training_worker as worker_module
 from verl_clipx.training.worker.state import FILE, ControllerState, UnusableState, description, read_state, write_state
 from verl_clipx.training.worker.training_worker import ClipxTraining
@@ -96,7 +96,7 @@ class Worker(ClipxTraining, VerlsWorker):
     """Ours on top of it."""
 
     def __init__(self, **parameters):
-        self.policy_loss = SimpleNamespace(clipx=build(**parameters), run=SimpleNamespace(schedule=Schedule()))
+        self.policy_loss = SimpleNamespace(clipx=build(**parameters), run=Handover())
         self.state = ControllerState()
 
 

@@ -18,7 +18,7 @@ from verl.utils import tensordict_utils as tu
 from tests.host_syncs import counted_host_syncs
 from tests.jagged import jagged, micro_batch, rollout_batch
 from tests.training.worker.updates import loss_function, train
-from verl_clipx.losses.applying.metrics import VERSIONS_SUM
+from verl_clipx.losses.applying.metrics import AGE_SUMS
 from verl_clipx.losses.applying.token_trace import TokenTrace
 from verl_clipx.losses.contract.contract import example
 from verl_clipx.losses.methods import BUILT_IN
@@ -161,7 +161,7 @@ def test_one_host_sync_and_no_collective_with_everything_switched_on(actor, tmp_
     seed = next(s for s in range(99) if is_chosen(one, t := Trace(fraction=0.5, seed=s)) > is_chosen(other, t))
     for tracer in (None, tracer_to(tmp_path, fraction=fraction, seed=seed)):
         data, output = micro_batch(batch, ROWS, entropy=batch["entropy"], reference=batch["log_prob"])
-        data[AGE] = torch.tensor([0, 1, 2, 3, 4])
+        data[AGE] = torch.tensor([[0, 0], [1, 0], [2, 1], [3, 3], [4, 0]])
         function = loss_function(config, step, [tracer] if tracer else [])
         with rollout_batch(tracer, data) if tracer else nullcontext(), counted_host_syncs() as counter:
             _, metrics = function(model_output=output, data=data)
@@ -170,7 +170,7 @@ def test_one_host_sync_and_no_collective_with_everything_switched_on(actor, tmp_
         assert counter.callers.count("verl_clipx") == 1, list(zip(counter.calls, counter.callers, strict=True))
         # verl's own conversions wait in every sequence, so the count of its share is not the plugin's to promise.
         assert counter.callers.count("verl") > 1
-        assert VERSIONS_SUM in metrics and ("clipx/selected_fraction" in metrics) == (over == "mini_batch")
+        assert {*AGE_SUMS} <= metrics.keys() and ("clipx/selected_fraction" in metrics) == (over == "mini_batch")
     assert tokens_in(tracer).prompt.nunique() == 2 * fraction
 
 
@@ -206,7 +206,7 @@ def traced_batch(tracer, data, updates=1, before=0):
             if responses:
                 zeros = torch.zeros(len(responses), 2)
                 trace = TokenTrace(*[zeros] * len(TokenTrace._fields))
-                tracer.keep({**trace._asdict(), "unshaped_advantage": zeros}, responses)
+                tracer._keep({**trace._asdict(), "unshaped_advantage": zeros}, responses)
             tracer.end_update(OptimizerStep())
 
 
@@ -302,7 +302,7 @@ def test_what_stands_between_tokens_is_written_once_and_ends_a_turn_where_the_po
     with rollout_batch(tracer, batch := TensorDict(fields, batch_size=[1])):
         zeros = torch.zeros(1, len(ids))
         trace = TokenTrace(*[zeros] * len(TokenTrace._fields))
-        tracer.keep({**trace._asdict(), "unshaped_advantage": zeros}, [tracer._responses[0]])
+        tracer._keep({**trace._asdict(), "unshaped_advantage": zeros}, [tracer._responses[0]])
         tracer.end_update(OptimizerStep())
     assert ROW in batch
     tokens = tokens_in(tracer)
@@ -348,7 +348,7 @@ def test_a_resumed_run_keeps_what_came_before_and_another_run_in_the_folder_star
 def test_the_last_rollout_batch_is_on_the_disk_when_training_ends_and_a_tracer_needs_a_folder(tmp_path):
     with pytest.raises(ValueError, match=r"clipx\.trace\.folder=None.*set it"):
         Tracer(Trace(), rank=0, ranks=1, tokenizer=None)
-    tracer = tracer_to(tmp_path, last=2)
+    tracer = tracer_to(tmp_path, last_batch=2)
     for number in range(2):
         traced_batch(tracer, batch_of([[1]]), before=number)
     assert len(shards_in(tmp_path)) == 2
@@ -362,7 +362,7 @@ def test_a_token_takes_few_bytes(tmp_path):
     with rollout_batch(tracer, data):
         shape = len(tracer._responses), batch["mask"].shape[1]
         trace = TokenTrace(*(torch.randn(shape, generator=generator) for _ in TokenTrace._fields))
-        tracer.keep({**trace._asdict(), "unshaped_advantage": trace.advantage}, tracer._responses)
+        tracer._keep({**trace._asdict(), "unshaped_advantage": trace.advantage}, tracer._responses)
         tracer.end_update(OptimizerStep())
     assert tracer.writer.flush()
     (shard,) = shards_in(tmp_path)
@@ -436,7 +436,7 @@ def test_a_failure_ends_the_tracing_says_so_once_and_does_not_end_the_training(t
     monkeypatch.setattr("pyarrow.parquet.write_table", fails)
     for _ in range(2):
         traced_batch(tracer, batch_of([[1]]))
-    assert tracer.writer.flush() and tracer.writer.part.off
+    assert tracer.writer.flush() and tracer.writer.is_off
     tried = fails.call_count
     traced_batch(tracer, batch_of([[1]]))
     assert tracer.writer.flush() and fails.call_count == tried

@@ -20,8 +20,9 @@ from tests.jagged import micro_batch
 from tests.training.worker.updates import SPLITS, WHOLE, VerlsWorker, aggregated, loss_function
 from verl_clipx.losses.contract.contract import example
 from verl_clipx.run.schedule import Schedule
-from verl_clipx.run.trace_format import shards_in
+from verl_clipx.run.trace_format import read_shards, shards_in
 from verl_clipx.training.worker.extra_pass import refuse_dropout
+from verl_clipx.training.worker.layout import pad_rows
 from verl_clipx.training.worker.loss_function import with_micro_batch
 from verl_clipx.training.worker.observe import observe_registered
 from verl_clipx.training.worker.skipped_updates import record_gradient_norm
@@ -67,7 +68,7 @@ def test_a_worker_that_steps_by_itself_stops_where_the_mini_batch_is_needed(acto
     # As in a worker without train_batch.
     policy_loss = config.policy_loss
     loss_fn = partial(ppo_loss, config=config)
-    by_itself = with_micro_batch(loss_fn, policy_loss.clipx, policy_loss.run.schedule, lambda: None)
+    by_itself = with_micro_batch(loss_fn, policy_loss.clipx, policy_loss.run.record.schedule, lambda: None)
     if needing is None:
         splits = (WHOLE, SPLITS["micro-batches"])
         whole, parts = (aggregated(by_itself, example(), split)["clipx/ratio_mean"] for split in splits)
@@ -107,8 +108,12 @@ def test_sums_that_no_rollout_batch_makes_metrics_of_are_not_logged(worker_and_d
     assert not [key for key in metrics if key.startswith("clipx_sum/")]
     of_rollout_batches = {"clipx/effective_sample_size"}
     if group == "+clipx=grpo":
-        of_rollout_batches.add("clipx/staleness/versions")
+        of_rollout_batches |= {"clipx/staleness/versions", "clipx/staleness/versions_first"}
     assert of_rollout_batches & metrics.keys() == (of_rollout_batches if call == "train_mini_batch" else set())
+
+
+def tracers_of(worker):
+    return [observer for observer in worker.observers if isinstance(observer, Tracer)]
 
 
 def test_ages_and_traces_count_the_steps_that_trained_the_critic_alone(worker_and_data, tmp_path):
@@ -117,8 +122,25 @@ def test_ages_and_traces_count_the_steps_that_trained_the_critic_alone(worker_an
     ages = [tu.get(worker.train_mini_batch(data.clone()), "metrics")["clipx/staleness/versions"] for _ in range(2)]
     # Steps 1 and 2 trained the critic, so that step 3 starts from the weights after step 2.
     assert ages == [[pytest.approx(1)], [pytest.approx(2)]]
-    (tracer,) = worker.observers
-    assert tracer.observer.writer.flush() and [shard.step for shard in shards_in(tmp_path)] == [3, 4]
+    (tracer,) = tracers_of(worker)
+    assert tracer.writer.flush() and [shard.step for shard in shards_in(tmp_path)] == [3, 4]
+
+
+def test_a_resumed_sample_is_as_old_as_its_first_token(worker_and_data, tmp_path):
+    trace = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1", f"clipx.trace.folder={tmp_path}")
+    worker, data = worker_and_data("+clipx=grpo", "trainer.critic_warmup=3", *trace)
+    # At the weights after step 2, of which each sequence's last token is: four first tokens are older by 0 to 3.
+    begun = [{"min_global_steps": 2 - late, "max_global_steps": 2} for late in (0, 1, 2, 3, 0)]
+    tu.assign_non_tensor_stack(data, "extra_fields", begun)
+    tokens = pad_rows(data["response_mask"]).sum(1)
+    metrics = tu.get(worker.train_mini_batch(data), "metrics")
+    expected = float((tokens * torch.tensor([0, 1, 2, 3, 0])).sum() / tokens.sum())
+    assert metrics["clipx/staleness/versions"] == [0]
+    assert metrics["clipx/staleness/versions_first"] == [pytest.approx(expected)]
+    (tracer,) = tracers_of(worker)
+    assert tracer.writer.flush()
+    (shard,) = shards_in(tmp_path)
+    assert sorted(set(read_shards(tmp_path, [shard]).to_pandas().age)) == [0, 1, 2, 3]
 
 
 CALLS = ("begin_rollout_batch", "begin_update", "end_update", "end_rollout_batch", "flush")
@@ -131,20 +153,19 @@ def test_traces_that_fail_after_the_first_batch_go_off_and_training_goes_on(
     trace = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1", f"clipx.trace.folder={tmp_path}")
     worker, data = worker_and_data("+clipx=grpo", *trace)
     worker.train_mini_batch(data.clone())
-    (guarded,) = worker.observers
-    guarded.flush()
+    worker.observers.flush()
 
     def fail(*_):
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(Tracer, call, fail)
     metrics = tu.get(worker.train_mini_batch(data.clone()), "metrics")
-    guarded.flush()
+    worker.observers.flush()
     assert "clipx/ratio_mean" in metrics
-    assert [record.exc_text for record in caplog.records if "the traces of rank 0 failed" in record.getMessage()]
-    assert guarded.finished
+    assert [record.exc_text for record in caplog.records if "the traces failed" in record.getMessage()]
+    assert worker.observers.off == {"the traces"}
     worker.train_mini_batch(data.clone())
-    assert not worker.observers and {shard.step for shard in shards_in(tmp_path)} <= {1, 2}
+    assert not tracers_of(worker) and {shard.step for shard in shards_in(tmp_path)} <= {1, 2}
 
 
 def test_in_the_first_batch_they_end_the_run(worker_and_data, tmp_path, monkeypatch):

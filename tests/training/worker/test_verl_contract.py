@@ -26,7 +26,7 @@ from verl.trainer.ppo import core_algos, ray_trainer, rollout_corr_helper
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.metric import AggregationType, Metric
-from verl.workers import engine_workers
+from verl.workers import engine_workers, engine_workers_tinker
 from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 from verl.workers.config.engine import FSDPEngineConfig
 from verl.workers.engine import BaseEngine
@@ -66,7 +66,8 @@ def source(of):
 
 
 WORKER = engine_workers.ActorRolloutRefWorker
-(OF_VERL,) = [base for base in engine_workers.TrainingWorker.__mro__ if "_postprocess_output" in vars(base)]
+(OF_VERL,) = [base for base in engine_workers.TrainingWorker.__mro__ if "infer_batch" in vars(base)]
+TINKER = engine_workers_tinker.TinkerTrainingWorker
 KEYWORDS = ("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "rollout_is_weights", "config")
 
 # What the plugin relies on, and the function or class of verl's in whose source it stands.
@@ -83,6 +84,10 @@ SOURCES = {
     "which is a partial with the configuration": (WORKER, "partial(ppo_loss, config=actor_config)"),
     "log-probabilities come through infer_batch": (WORKER.compute_log_prob, "self.actor.infer_batch("),
     "and the engine's": (OF_VERL.infer_batch, "self.engine.infer_batch("),
+    "an update's metrics are joined here": (OF_VERL.train_batch, "self._postprocess_output(\n"),
+    "by Tinker's worker too": (TINKER.forward_backward, "self._postprocess_output(\n"),
+    "over the ranks": (OF_VERL._postprocess_output, "final_metrics = allgather_dict_into_dict(data=metrics,"),
+    "and returned by this name": (OF_VERL._postprocess_output, 'non_tensor_dict={"metrics": final_metrics}'),
     # 0.9.1 has a function for it.
     "they are of the tempered policy": (transformer_impl, re.compile(r"logits = (_scale_logits_by_|logits / )temp")),
     "at the rollout's temperature": (ray_trainer, "self.config.actor_rollout_ref.rollout.temperature"),

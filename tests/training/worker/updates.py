@@ -20,6 +20,7 @@ from verl_clipx.losses.contract.contract import example
 from verl_clipx.run.schedule import Schedule
 from verl_clipx.training.worker.extra_pass import extra_pass
 from verl_clipx.training.worker.loss_function import over_remaining, with_micro_batch
+from verl_clipx.training.worker.observers import RankObservers
 from verl_clipx.training.worker.plan import plan_step
 from verl_clipx.training.worker.receipt import Receipt
 from verl_clipx.training.worker.state import ControllerState
@@ -44,7 +45,9 @@ def loss_function(config, step=None, observers=()):
     step = OptimizerStep() if step is None else step
     policy_loss = config.policy_loss
     loss_fn = partial(ppo_loss, config=config)
-    return with_micro_batch(loss_fn, policy_loss.clipx, policy_loss.run.schedule, lambda: step, observers)
+    return with_micro_batch(
+        loss_fn, policy_loss.clipx, policy_loss.run.record.schedule, lambda: step, RankObservers(*observers)
+    )
 
 
 def train(function, batch, split=WHOLE, *, change=None, **extra) -> Trained:
@@ -115,18 +118,17 @@ class Update:
 
     def __init__(self, config, step=None, *, tested=True, loss_fn=None, batch=None):
         self.step, self.batch = step or OptimizerStep(), batch or RolloutBatch()
-        settings, run = config.policy_loss.clipx, config.policy_loss.run
+        settings, record = config.policy_loss.clipx, config.policy_loss.run.record
         loss_fn = loss_fn or partial(ppo_loss, config=config)
-        self.receipt = Receipt(settings, run, loss_fn, lambda part: part, rank=1, tested=tested)
-        self.observers = [self.receipt]
+        self.receipt = Receipt(settings, record, loss_fn, lambda part: part, rank=1, tested=tested)
+        self.observers = RankObservers(self.receipt)
         self.loss_function = with_micro_batch(loss_fn, settings, Schedule(), lambda: self.step, self.observers)
 
     def begin(self):
         settings = self.receipt.settings
         if settings.adaptive and self.step.decision is None:
             object.__setattr__(settings, "scope", "micro_batch")
-        for observer in self.observers:
-            observer.begin_update(self.step, self.batch)
+        self.observers.begin_update(self.step, self.batch)
 
     def run(
         self,
@@ -139,6 +141,7 @@ class Update:
         change=None,
         only=None,
         factors=None,
+        outputs=None,
     ):
         """One update, by micro-batches of these rows; returns its gradient on each token's log-probability.
 
@@ -149,6 +152,7 @@ class Update:
             besides: what an engine adds to the loss, of the log-probabilities.
             change, only: what is done to verl's micro-batches, and to which; None: to all.
             factors: on each loss, as an engine's; a tuple: one for each of its backward passes.
+            outputs: what else the model's output has, a function of the sequences' offsets.
         """
         batch = example()
         mask = batch["mask"]
@@ -159,7 +163,7 @@ class Update:
         batch["log_prob"] = current.requires_grad_(True)
         if weights is not None:
             batch["sampler_log_prob"] = batch["old_log_prob"] - math.log(weights)
-        entropy = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0))
+        entropy = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
         self.begin()
         for number, rows in enumerate(parts):
             data, output = micro_batch(batch, rows, entropy=entropy, reference=batch["old_log_prob"] - 0.1)
@@ -167,13 +171,14 @@ class Update:
                 data["rollout_is_weights"] = torch.full(mask.shape, weights)
             if change is not None and (only is None or number in only):
                 change(data)
+            if outputs is not None:
+                output |= outputs(output["log_probs"].offsets())
             loss, _ = self.loss_function(model_output=output, data=data)
             passes = 0.5 if factors is None else factors[number]
             for factor in passes if isinstance(passes, tuple) else (passes,):
                 more = 0 if besides is None else besides(output["log_probs"].values())
                 (loss * factor + more).backward(retain_graph=True)
-        for observer in self.observers:
-            observer.end_update(self.step)
+        self.observers.end_update(self.step)
         return batch["log_prob"].grad
 
     def end_rollout_batch(self, updates, before=0):
@@ -183,7 +188,7 @@ class Update:
     def metrics(self, updates, before=0):
         """What is logged, after as many updates in the last pass and before it: the difference, and failed checks."""
         batch = RolloutBatch(update=updates, updates_before_pass=before)
-        logged = self.observers.pop().end_rollout_batch(batch)
+        logged = self.observers.end_rollout_batch(batch)
         assert self.receipt.finished
         return {key: value for key, (value,) in logged.items()}
 
@@ -231,12 +236,15 @@ class VerlsWorker:
     def forward_backward(self, data):
         """As verl's Tinker worker."""
         _, metrics = self.loss_fn(model_output=self.output, data=data)
-        found = {
+        return self._postprocess_output({"metrics": metrics}, forward_only=False)
+
+    def _postprocess_output(self, output, *, forward_only):
+        joined = {
             key: [value.aggregate() if isinstance(value, Metric) else value]
-            for key, value in metrics.items()
+            for key, value in output["metrics"].items()
             if key.startswith("clipx")
         }
-        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": found})
+        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": joined})
 
     def train_batch(self, data):
         output = self.forward_backward(data)

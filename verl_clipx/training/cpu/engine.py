@@ -1,31 +1,25 @@
 """verl's FSDP engines for policy and critic, in host memory."""
 
 import copy
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch.distributed.fsdp import _init_utils
 from transformers import AutoModelForTokenClassification, PretrainedConfig, PreTrainedModel
 from verl.utils import fsdp_utils
 from verl.utils import model as verl_models
 from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
-
-from verl_clipx.run.keys import STRATEGY
 
 DEVICE = "cpu"
 SHARDS_TO_CPU = fsdp_utils.fsdp2_sharded_save_to_cpu
 
 
 class OnHostMemory(FSDPEngine):
-    """FSDP2 over gloo. FSDP1 cannot broadcast its initial state between CPU parameters, so it is refused."""
-
-    def __init__(self, model_config, engine_config, optimizer_config, checkpoint_config):
-        if engine_config.strategy != "fsdp2":
-            raise ValueError(
-                f"strategy={engine_config.strategy} cannot run on a CPU: set {STRATEGY}=fsdp2 "
-                "(the reference model follows the actor) and, with a critic, critic.strategy=fsdp2"
-            )
-        super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
+    """FSDP2 or FSDP1 over gloo."""
 
     def _build_fsdp_module(self, module):
         # verl gives a forward-only (reference) model CPUOffloadPolicy(pin_memory=True): there is no device to offload
@@ -37,9 +31,18 @@ class OnHostMemory(FSDPEngine):
         object.__setattr__(resident, "offload_policy", False)
         self.engine_config = resident
         try:
-            return super()._build_fsdp_module(module)
+            with states_may_be_on_cpu():
+                return super()._build_fsdp_module(module)
         finally:
             self.engine_config = engine_config
+
+
+def states_may_be_on_cpu() -> AbstractContextManager[Any]:
+    """Returns a context in which FSDP1 broadcasts its initial state between parameters in host memory.
+
+    verl demands the broadcast, gloo can do it, and torch refuses it because NCCL could not.
+    """
+    return patch.object(_init_utils, "_check_module_states_for_sync_module_states", lambda states: None)
 
 
 class CPUFSDPEngineWithLMHead(OnHostMemory, FSDPEngineWithLMHead):
@@ -72,9 +75,17 @@ def copied_shards(model: torch.nn.Module) -> tuple[dict[str, tuple[torch.Tensor,
     return {name: (shard.clone(), own) for name, (shard, own) in shards.items()}, layout
 
 
+def load_nothing(model: torch.nn.Module) -> None:
+    """Replace verl's load_fsdp_model_to_gpu: the weights are where they are needed.
+
+    verl's own names the device of FSDP1's weights by an index, which a CPU does not have.
+    """
+
+
 def register() -> None:
     """Register the engines for device ``cpu`` under both FSDP backends, and patch what they need in verl."""
     verl_models.load_valuehead_model = load_critic
+    transformer_impl.load_fsdp_model_to_gpu = load_nothing
     fsdp_utils.fsdp2_sharded_save_to_cpu = copied_shards
     for model_type, engine in ENGINES.items():
         registered = EngineRegistry._engines.get(model_type, {})

@@ -16,36 +16,48 @@ FIELDS = {
 
 
 def step_metrics(batch: Any, longest: tuple[int | None, int | None]) -> dict[str, float]:
-    """Returns the metrics of a step's health, and the standard error of its reward, of verl's DataProto.
+    """Returns the metrics of a step's health, and the standard error of its reward.
 
-    Without uids, responses to equal prompts count as one prompt's; without a length in `longest`, which is of
-    `lengths_of`, nothing is said about cut responses.
+    Args:
+        batch: verl's DataProto. Without uids, responses to equal prompts count as those to one prompt.
+        longest: the longest response, and the longest prompt and response together, in tokens, as `lengths_of` returns
+            them; without any of the two, nothing is said about cut responses.
     """
-    data, mask = batch.batch, batch.batch["response_mask"].bool()
+    data = batch.batch
+    mask = batch.batch["response_mask"].bool()
     # An aborted response has no tokens.
     counted = mask.any(-1)
     metrics: dict[str, float] = {}
     for name, keys in FIELDS.items():
-        wrong = [
-            ~data[key].isfinite() & (counted[:, None] if name == "rewards" else mask) for key in keys if key in data
-        ]
+        looked_at = counted[:, None] if name == "rewards" else mask
+        # The responses with a value that is not finite, by each of the fields that there are.
+        wrong = [(~data[key].isfinite() & looked_at).any(-1) for key in keys if key in data]
         if wrong:
-            metrics[NOT_FINITE[name].key] = float(torch.stack([of.any(-1) for of in wrong]).any(0).sum())
-    scores, numbers = data["token_level_scores"].sum(-1)[counted], prompt_numbers(batch)[counted]
+            metrics[NOT_FINITE[name].key] = float(torch.stack(wrong).any(0).sum())
+    scores = data["token_level_scores"].sum(-1)[counted]
+    prompts_of_responses = prompt_numbers(batch)[counted]
     if longest != (None, None) and counted.any():
         if "response_length" in data:
-            prompts, responses = data["prompt_length"], data["response_length"]
+            prompts = data["prompt_length"]
+            responses = data["response_length"]
         else:
             width = data["prompts"].shape[1]
-            prompts, responses = (part.sum(-1) for part in data["attention_mask"].tensor_split([width], 1))
+            prompts = data["attention_mask"][:, :width].sum(-1)
+            responses = data["attention_mask"][:, width:].sum(-1)
+        longest_response, longest_together = longest
         cut = torch.zeros_like(counted)
-        for lengths, limit in zip((responses, prompts + responses), longest, strict=True):
-            cut = cut if limit is None else cut | (lengths >= limit)
+        if longest_response is not None:
+            cut = cut | (responses >= longest_response)
+        if longest_together is not None:
+            cut = cut | (prompts + responses >= longest_together)
         metrics[CUT_RESPONSES.key] = float(cut[counted].float().mean())
     if "undecided" in batch.non_tensor_batch:
         metrics |= undecided_share(batch.non_tensor_batch["undecided"])
-    known = {ALIKE_PROMPTS.key: share_alike(scores, numbers), STANDARD_ERROR.key: standard_error(scores, numbers)}
-    return metrics | {key: value for key, value in known.items() if value is not None}
+    of_scores = {
+        ALIKE_PROMPTS.key: share_alike(scores, prompts_of_responses),
+        STANDARD_ERROR.key: standard_error(scores, prompts_of_responses),
+    }
+    return metrics | {key: value for key, value in of_scores.items() if value is not None}
 
 
 def prompt_numbers(batch: Any) -> Tensor:
@@ -65,7 +77,8 @@ def standard_error(scores: Tensor, prompts: Tensor) -> float | None:
 
     Source: the clustered standard error of a mean (Miller, arXiv 2411.00640), times n / (n - 1) for n prompts.
     """
-    prompts, scores = torch.unique(prompts, return_inverse=True)[1], scores.to(torch.float64)
+    prompts = torch.unique(prompts, return_inverse=True)[1]
+    scores = scores.to(torch.float64)
     number = int(prompts.max()) + 1 if len(prompts) else 0
     if number < 2:
         return None
@@ -81,18 +94,21 @@ def share_alike(scores: Tensor, prompts: Tensor) -> float | None:
     """
     _, numbers, counts = torch.unique(prompts, return_inverse=True, return_counts=True)
     scores = scores.to(torch.float64)
-    low, high = (
-        torch.zeros(len(counts), dtype=torch.float64).scatter_reduce(0, numbers, scores.cpu(), way, include_self=False)
-        for way in ("amin", "amax")
-    )
-    several = counts > 1
-    return float((low == high)[several].double().mean()) if several.any() else None
+    of_prompts = torch.zeros(len(counts), dtype=torch.float64)
+    lowest = of_prompts.scatter_reduce(0, numbers, scores.cpu(), "amin", include_self=False)
+    highest = of_prompts.scatter_reduce(0, numbers, scores.cpu(), "amax", include_self=False)
+    has_several = counts > 1
+    if not has_several.any():
+        return None
+    return float((lowest == highest)[has_several].double().mean())
 
 
 def undecided_share(values: Any) -> dict[str, float]:
     """Returns the metric of what a reward gave as `undecided`, a value for each response; nothing without any."""
-    known = [float(value) for value in values if value is not None]
-    return {UNDECIDED.key: sum(known) / len(known)} if known else {}
+    given = [float(value) for value in values if value is not None]
+    if not given:
+        return {}
+    return {UNDECIDED.key: sum(given) / len(given)}
 
 
 def verdicts(fetch: Any, batch: Any) -> dict[str, float]:
@@ -102,6 +118,9 @@ def verdicts(fetch: Any, batch: Any) -> dict[str, float]:
     """
     rows = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
     fields = fetch(keys=rows, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    extras = [getattr(extra, "data", extra) for extra in fields["extra_fields"]]
-    infos = [extra.get("reward_extra_info", {}) if isinstance(extra, dict) else {} for extra in extras]
-    return undecided_share([info.get("undecided") for info in infos])
+    undecided = []
+    for extra in fields["extra_fields"]:
+        of_row = getattr(extra, "data", extra)
+        if isinstance(of_row, dict):
+            undecided.append(of_row.get("reward_extra_info", {}).get("undecided"))
+    return undecided_share(undecided)

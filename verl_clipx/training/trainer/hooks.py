@@ -9,17 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from verl_clipx.analysis.runs import keys
 from verl_clipx.losses.base.method import NODE
-from verl_clipx.training.worker.reports import OFF, UPDATES
+from verl_clipx.losses.base.shared_metrics import RECEIPT
+from verl_clipx.training.observing import OFF, UPDATES, Observers
 
 if TYPE_CHECKING:
     from verl_clipx.training.worker.fingerprints import BatchHashes
+
+# What observes a run in this process.
+FINGERPRINTS = "the fingerprints of rollout batches"
+HEALTH = "the metrics health/*"
+RULES = "the rules of clipx.health"
+RECEIPT_IN_RECORD = "the receipt in the run's record"
 
 
 class TrainedRun:
     """A run with a clipx node, in the process of its trainer. verl logs each of its steps to it, after all other logs.
 
     A step's line in the file log also has `batch`, the fingerprints of its rollout batch, if there are any, and `off`,
-    which parts of the run failed and observe it no more.
+    the names of what observes the run no more, as it failed.
 
     Args:
         log: the run's file log, if the plugin keeps one.
@@ -27,11 +34,11 @@ class TrainedRun:
 
     def __init__(self, config: dict[str, Any], log: Path | None):
         from verl_clipx.run.lengths import lengths_of
-        from verl_clipx.training.observing import Part
         from verl_clipx.training.trainer.log import open_log
         from verl_clipx.training.trainer.watch import ReceiptCheck, Watch
 
         # The log, and what the run logged before it was resumed.
+        self._log = log
         self.file, before = (None, {}) if log is None else open_log(log, config)
         self.longest = lengths_of(config)
         # A reward returns a verdict always or never.
@@ -41,34 +48,45 @@ class TrainedRun:
         self.batch: BatchHashes | None = None
         self.updates: list[int] = []
         self.versions: tuple[int, int] | None = None
-        # The parts of the worker that are off.
-        self.off: set[str] = set()
-        self.fingerprints, self.health = Part("the fingerprints of rollout batches"), Part("the metrics health/*")
-        self._receipt, self._rules = ReceiptCheck(config), Part("the rules of clipx.health")
+        self.observers = Observers()
+        self.observers.begin(RECEIPT_IN_RECORD)
+        self._log_name = f"the log {log}"
+        self._receipt = ReceiptCheck(config)
         self._watch = Watch(config, before, stops=config[NODE].get("health") == "stop")
-        self._parts, self._lines = (self.fingerprints, self.health, self._rules), Part(f"the log {log}")
+        # Whether the record has the receipt of this start.
+        self._is_receipt_recorded = False
 
     def log(self, data: dict[str, Any], step: int) -> None:
         """Writes a step's metrics to the file log and looks at them; raises RuntimeError if they stop the run."""
         if self.file is not None:
-            self._lines.run(lambda: self._write(data, step))
-            self._lines.armed = True
+            self.observers.run(self._log_name, lambda: self._write(data, step))
+            self.observers.begin(self._log_name)
+            self.observers.run(RECEIPT_IN_RECORD, lambda: self._record_receipt(data))
         self._receipt.look(data, step)
-        stop = self._rules.run(lambda: self._watch.look(data, step))
+        stop = self.observers.run(RULES, lambda: self._watch.look(data, step))
         if stop is not None:
             raise RuntimeError(stop)
         if keys.STEP in data:
-            for part in self._parts:
-                part.armed = True
+            self.observers.begin()
+
+    def _record_receipt(self, data: dict[str, Any]) -> None:
+        """Writes the receipt into the run's record, once, if a step's metrics have it."""
+        from verl_clipx.training.trainer.log import receipt_in, record_receipt
+
+        if self._is_receipt_recorded or RECEIPT.key not in receipt_in(data):
+            return
+        record_receipt(self._log, data)
+        self._is_receipt_recorded = True
 
     def _write(self, data: dict[str, Any], step: int) -> None:
+        """Writes a step's line to the file log, with the fingerprints of its rollout batch."""
         from verl_clipx.training.trainer.log import line_of
         from verl_clipx.training.worker.fingerprints import fingerprints_of
 
-        hashes, self.batch = self.batch, None
-        batch = None if hashes is None else self.fingerprints.run(lambda: fingerprints_of(hashes))
-        off = self.off | {part.name for part in self._parts if part.off}
-        self.file.write(line_of(data, step, batch=batch, off=sorted(off)))
+        hashes = self.batch
+        self.batch = None
+        batch = None if hashes is None else self.observers.run(FINGERPRINTS, lambda: fingerprints_of(hashes))
+        self.file.write(line_of(data, step, batch=batch, off=sorted(self.observers.off)))
 
 
 # What this process trains; None: no run, or one without a clipx node.
@@ -80,7 +98,8 @@ def open_logs(wrapped: Any, tracking: Any, positional: tuple, named: dict[str, A
     global _run
     call = inspect.signature(wrapped).bind(*positional, **named)
     call.apply_defaults()
-    config, backends = call.arguments["config"] or {}, call.arguments["default_backend"]
+    config = call.arguments["config"] or {}
+    backends = call.arguments["default_backend"]
     _run = None
     if not config.get(NODE):
         return wrapped(*positional, **named)
@@ -89,10 +108,11 @@ def open_logs(wrapped: Any, tracking: Any, positional: tuple, named: dict[str, A
 
     # Groups leave out the defaults of a method, which rules and record need.
     config = {**config, NODE: completed(config[NODE])}
-    if (log := own_log_path(config)) is not None:
-        # In the place of verl's own.
-        others = [name for name in ([backends] if isinstance(backends, str) else backends) if name != "file"]
-        call.arguments["default_backend"] = others
+    log = own_log_path(config)
+    if log is not None:
+        # The plugin's log takes the place of verl's own.
+        names = [backends] if isinstance(backends, str) else backends
+        call.arguments["default_backend"] = [name for name in names if name != "file"]
     wrapped(*call.args, **call.kwargs)
     _run = tracking.logger[NODE] = TrainedRun(config, log)
 
@@ -105,26 +125,32 @@ def add_health(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -
     from verl_clipx.training.trainer.health import step_metrics
     from verl_clipx.training.worker.fingerprints import hash_batch, join
 
-    batch, run = positional[0] if positional else named["batch"], _run
+    batch = positional[0] if positional else named["batch"]
+    run = _run
 
     if run.file is not None:
-        run.batch = run.fingerprints.run(lambda: join(run.batch, hash_batch(batch, run.versions, run.updates)))
+        run.batch = run.observers.run(
+            FINGERPRINTS, lambda: join(run.batch, hash_batch(batch, run.versions, run.updates))
+        )
         run.updates = []
-    return metrics | run.health.run(lambda: step_metrics(batch, run.longest), {})
+    return metrics | run.observers.run(HEALTH, lambda: step_metrics(batch, run.longest), {})
 
 
-def hear_worker(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> dict[str, Any]:
-    """Wraps verl's `reduce_metrics`: takes out of a rollout batch's metrics, before verl averages them, what the worker
-    says to this process.
+def take_worker_messages(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> dict[str, Any]:
+    """Wraps verl's `reduce_metrics`, and takes the worker's messages out of the metrics before verl averages them.
+
+    There are two messages: the hashes of the worker's updates, and which of its observers failed.
     """
     metrics = positional[0] if positional else named["metrics"]
     updates = metrics.pop(f"actor/{UPDATES}", [])
-    off = [key for key in metrics if key.startswith(f"actor/{OFF}")]
-    for key in off:
+    off_keys = [key for key in metrics if key.startswith(f"actor/{OFF}")]
+    for key in off_keys:
         del metrics[key]
     if _run is not None:
-        _run.updates += updates
-        _run.off |= {key.removeprefix(f"actor/{OFF}") for key in off}
+        for update in updates:
+            # verl's NeoProto leaves the list of a worker's mini-batches within the list.
+            _run.updates += update if isinstance(update, list) else [update]
+        _run.observers.off |= {key.removeprefix(f"actor/{OFF}") for key in off_keys}
     return wrapped(*positional, **named)
 
 
@@ -139,10 +165,14 @@ def add_verdicts(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any])
 
     call = inspect.signature(wrapped).bind(*positional, **named).arguments
     tags = [tag for tag in call["batch"].tags if not tag.get("is_padding", False)]
-    _run.versions = _run.fingerprints.run(lambda: span(*([tag.get(key) for tag in tags] for key in (OLDEST, NEWEST))))
+
+    def versions() -> tuple[int, int] | None:
+        return span([tag.get(OLDEST) for tag in tags], [tag.get(NEWEST) for tag in tags])
+
+    _run.versions = _run.observers.run(FINGERPRINTS, versions)
     wrapped(*positional, **named)
     if _run.has_verdicts:
         # The trainer's own queue, which need not be TransferQueue's module: a run in one process has another.
-        logged = _run.health.run(lambda: verdicts(trainer_base.tq.kv_batch_get, call["batch"]), {})
+        logged = _run.observers.run(HEALTH, lambda: verdicts(trainer_base.tq.kv_batch_get, call["batch"]), {})
         _run.has_verdicts = bool(logged)
         call["metrics"].update(logged)

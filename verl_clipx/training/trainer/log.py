@@ -3,9 +3,12 @@
 verl's own file logger starts an empty file: a run that was killed after step 7 and resumed would lack the steps before.
 """
 
+import contextlib
 import dataclasses
 import json
+import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,18 +16,29 @@ import orjson
 
 from verl_clipx.analysis.runs.run_log import Rows, entries_in, rows_of
 from verl_clipx.common.commit import commit_here
-from verl_clipx.common.files import remove_partials, replacing, write_text
-from verl_clipx.common.secrets import redact
+from verl_clipx.common.files import read_json_object, remove_partials, replacing, write_text
 from verl_clipx.common.verl_version import version_here
-from verl_clipx.run.content import hash_of_data, hash_of_model, hash_of_reward
-from verl_clipx.run.keys import flat
-from verl_clipx.run.record import Content, RunRecord, as_json, record_of
+from verl_clipx.losses.base.shared_metrics import RECEIPT, RECEIPT_FAILED
+from verl_clipx.run.content import (
+    count_parameters,
+    hash_of_checkpoint,
+    hash_of_data,
+    hash_of_model,
+    hash_of_named,
+    hash_of_reward,
+)
+from verl_clipx.run.kept_values import bare_address
+from verl_clipx.run.keys import flat, further_files
+from verl_clipx.run.record import Content, RunRecord, as_json, read_record, record_of
 from verl_clipx.run.run_files import record_path, resumed_step, traces_path
 
 # The names of Ray's resources for the kind of a node's accelerators begin with this.
 ACCELERATOR = "accelerator_type:"
 
-VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm")
+# What a run without a checkpoint started from.
+FROM_MODEL = Content()
+
+VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm", "sglang")
 
 
 def open_log(log: Path, config: dict[str, Any]) -> tuple[BinaryIO, Rows]:
@@ -40,7 +54,7 @@ def open_log(log: Path, config: dict[str, Any]) -> tuple[BinaryIO, Rows]:
     with replacing(log.resolve()) as partial:
         partial.write_bytes(b"".join(kept))
     remove_later_traces(traces_path(log), step)
-    write_record(log, config)
+    write_record(log, config, start=started_from(log, config, goes_on=bool(kept)))
     print(f"clipx: the file log is {log}, with {len(kept)} lines of the run that goes on", flush=True)
     # Without a buffer, as verl opens it: a line is there once it is logged.
     return log.open("ab", buffering=0), before
@@ -69,34 +83,64 @@ def remove_later_traces(folder: Path, step: int) -> None:
         remove_shards(folder, step + 1)
 
 
-def write_record(log: Path, config: dict[str, Any]) -> None:
+def started_from(log: Path, config: dict[str, Any], goes_on: bool) -> Content:
+    """Returns the checkpoint that a run began from, without a path where it began from the model.
+
+    Args:
+        goes_on: whether the log has steps of the run before it was resumed. It then began where its record says.
+    """
+    path = record_path(log)
+    if goes_on and path.exists():
+        with contextlib.suppress(ValueError):
+            return read_record(read_json_object(path), str(path)).start
+    trainer = config.get("trainer") or {}
+    step = resumed_step(trainer)
+    if goes_on or step == 0:
+        return FROM_MODEL
+    folder = Path(str(trainer.get("default_local_dir"))) / f"global_step_{step}"
+    if trainer.get("resume_mode") == "resume_path":
+        folder = Path(str(trainer["resume_from_path"]))
+    return Content(paths=(bare_address(str(folder)),), hash=hash_of_checkpoint(folder))
+
+
+def write_record(log: Path, config: dict[str, Any], start: Content = FROM_MODEL) -> None:
     """Writes a run's record beside its log, readable by its owner alone.
 
-    Credentials are redacted, and `ray_kwargs` is left out, since its runtime environment may hold any.
+    Args:
+        log: the run's file log.
+        config: verl's whole configuration, nested, with its interpolations resolved.
+        start: the checkpoint that the run started from; `FROM_MODEL`, which has no path, if it began from the base
+            model.
     """
-    configuration = flat(redact({key: value for key, value in config.items() if key != "ray_kwargs"}))
-    record = record_of(configuration)
+    record = record_of(config)
     record = dataclasses.replace(
         record,
         started=time.strftime("%Y-%m-%d %H:%M %Z"),
         commit=commit_here(),
-        versions={name: version for name in VERSIONED if (version := version_here(name))},
+        versions={name: version_here(name) for name in VERSIONED if version_here(name)},
+        start=start,
+        files={key: hash_of_named(path) for key, path in further_files(flat(config)).items()},
         machines=dataclasses.replace(record.machines, accelerators=tuple(_accelerators())),
-        **with_hashes(record),
+        **hashed_contents(record),
     )
     save_record(log, record)
 
 
-def with_hashes(record: RunRecord) -> dict[str, Content]:
-    """Returns what a run reads, with the hash of each content that is on this machine."""
+def hashed_contents(record: RunRecord) -> dict[str, Content]:
+    """Returns the fields of a record that say what its run reads: the hash of each, and the model's size.
+
+    What is not on this machine has no hash.
+    """
     hashes = {
-        "model": hash_of_model(next(iter(record.model.paths), None)),
-        "critic": hash_of_model(next(iter(record.critic.paths), None)),
+        "model": hash_of_model(record.model.paths),
+        "critic": hash_of_model(record.critic.paths),
         "data": hash_of_data(record.data.paths),
         "validation": hash_of_data(record.validation.paths),
         "reward": hash_of_reward(next(iter(record.reward.paths), None)),
     }
-    return {name: dataclasses.replace(getattr(record, name), hash=digest) for name, digest in hashes.items()}
+    contents = {name: dataclasses.replace(getattr(record, name), hash=digest) for name, digest in hashes.items()}
+    contents["model"] = dataclasses.replace(contents["model"], parameters=count_parameters(record.model.paths))
+    return contents
 
 
 def save_record(log: Path, record: RunRecord) -> None:
@@ -104,9 +148,37 @@ def save_record(log: Path, record: RunRecord) -> None:
     write_text(record_path(log), json.dumps(as_json(record), indent=1, default=str) + "\n", private=True)
 
 
+def record_receipt(log: Path, data: Mapping[str, Any]) -> None:
+    """Writes what a step's metrics say of the worker's receipt into the run's record."""
+    metrics = receipt_in(data)
+    # Not a number where no token could be compared, and infinite where a gradient is not finite.
+    difference = metrics[RECEIPT.key] if math.isfinite(metrics[RECEIPT.key]) else None
+    failed = metrics.get(RECEIPT_FAILED.key)
+    path = record_path(log)
+    record = read_record(read_json_object(path), str(path))
+    result = dataclasses.replace(
+        record.receipt,
+        difference=difference,
+        failed=None if failed is None else math.ceil(failed),
+    )
+    save_record(log, dataclasses.replace(record, receipt=result))
+
+
+def receipt_in(data: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the receipt's metrics in those of a step, by their keys without the prefix of verl's; empty without."""
+    metrics = {}
+    for key, value in data.items():
+        for metric in (RECEIPT, RECEIPT_FAILED):
+            if str(key).endswith(metric.key):
+                metrics[metric.key] = float(value)
+    return metrics
+
+
 def _accelerators() -> list[str]:
     """Returns the kinds of accelerators in the Ray cluster: this process need not see any itself."""
     import ray
 
-    found = ray.cluster_resources() if ray.is_initialized() else {}
-    return sorted(name.removeprefix(ACCELERATOR) for name in found if name.startswith(ACCELERATOR))
+    if not ray.is_initialized():
+        return []
+    resources = ray.cluster_resources()
+    return sorted(name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR))

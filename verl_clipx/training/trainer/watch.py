@@ -11,10 +11,12 @@ from verl_clipx.analysis.diagnose.rules import RULES
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.run_log import Rows, not_finite_in, numbers_in, table_of, with_entropy
+from verl_clipx.common.pages import say_where_pages_are
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.base.shared_metrics import RECEIPT
 from verl_clipx.losses.groups import OBSERVE
 from verl_clipx.run.keys import POLICY_LOSS, WARMUP, flat, value_at
+from verl_clipx.run.record import handed_over
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ class ReceiptCheck:
         node = policy_loss.get(NODE) or {"receipt": "off"}
         asked = "off" if node.get("method") == OBSERVE else node.get("receipt", "auto")
         self._due = asked != "off"
-        stops_at_once = asked == "stop" or (asked == "auto" and not policy_loss["run"]["untested"])
+        stops_at_once = asked == "stop" or (asked == "auto" and not handed_over(flat(config)).get("untested"))
         # How many steps without a receipt stop the run, and how many there were.
         self._most = 1 if stops_at_once else 2
         self._missing = 0
@@ -84,18 +86,28 @@ class Watch:
     def look(self, data: Mapping[str, Any], step: int) -> str | None:
         """Looks at a step's metrics with earlier ones; returns why a new fact stops the run."""
         self._rows.setdefault(step, {}).update(_numbers(data))
-        new = {at: row for at, row in self._rows.items() if at > self._resumed_after}
+        new = {logged_step: row for logged_step, row in self._rows.items() if logged_step > self._resumed_after}
         facts = self._find(new, FACTS)
         if facts and self._stops:
-            said = "; ".join(f"{one.rule.name} from step {one.onset.step} on: {one.onset.evidence}" for one in facts)
-            return f"clipx.health=stop: {said}. The step is in the log."
+            findings = "; ".join(
+                f"{fact.rule.name} from step {fact.onset.step} on: {fact.onset.evidence}" for fact in facts
+            )
+            return f"clipx.health=stop: {findings}. The step is in the log."
         for diagnosis in [*facts, *self._find(self._rows, TRENDS)]:
             logger.warning("clipx.health: %s %s This is said once.", diagnosis.head, diagnosis.text)
+            if not self._said:
+                logger.warning("clipx.health: %s", say_where_pages_are())
             self._said.add(diagnosis.rule.name)
         return None
 
     def _find(self, rows: Rows, rules: Sequence[Rule]) -> list[Diagnosis]:
-        run = Run("this run", with_entropy(table_of(rows)), self._configuration, not_finite=not_finite_in(rows))
+        """Returns what those of the rules that have not been said yet find in some steps."""
+        run = Run(
+            name="this run",
+            log=with_entropy(table_of(rows)),
+            configuration=self._configuration,
+            not_finite=not_finite_in(rows),
+        )
         return diagnose(run, [rule for rule in rules if rule.name not in self._said])
 
 

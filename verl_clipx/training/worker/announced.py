@@ -1,5 +1,7 @@
 """What a run announces about its loss, by the formulas alone: the gradient that log_prob must have."""
 
+from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import torch
@@ -11,8 +13,7 @@ from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.modifiers.masks import mean_over_sequence, remaining
 from verl_clipx.run.config import Settings
 from verl_clipx.run.decided_from import DecidedFrom
-from verl_clipx.run.facts import RunFacts
-from verl_clipx.run.keys import BYPASS, LOSS_SCALE_FACTOR, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_IS
+from verl_clipx.run.record import RunRecord
 from verl_clipx.training.worker.aggregation import shares_of
 from verl_clipx.training.worker.layout import flat, in_model_output, pad_rows, response_part, where_kept, with_leaf
 from verl_clipx.training.worker.rejection import (
@@ -24,6 +25,17 @@ from verl_clipx.training.worker.rejection import (
     whole_rows,
 )
 from verl_clipx.training.worker.step import OptimizerStep, inputs_of, micro_batch_of
+
+
+class Moving(Enum):
+    """What goes by itself from one draw of log-ratios to another in a probe."""
+
+    TOKENS = "each token"
+    # As for bounds on a sequence's ratio.
+    SEQUENCES = "each sequence"
+    BATCH = "all tokens together"
+    # As for bounds that adapt to the signs' balance: the log-ratios stay, and the positive tokens' advantages grow.
+    BALANCE = "the positive tokens' advantages"
 
 
 class Announced:
@@ -40,49 +52,64 @@ class Announced:
         factors, gradients: of the backward passes that reach the loss, and log_prob.
     """
 
-    def __init__(self, settings: Settings, run: RunFacts, step: OptimizerStep, model_output: Any, data: Any):
-        self._settings, self._run, self.step, self.data = settings, run, step, data
+    def __init__(self, settings: Settings, record: RunRecord, step: OptimizerStep, model_output: Any, data: Any):
+        self._settings = settings
+        self._record = record
+        self.step = step
+        self.data = data
         self._formulas = (settings.method, settings.shaping)
         self.rows: dict[Any, list[int]] = {}
         self.factors: list[Tensor] = []
         self.gradients: list[Tensor] = []
         self.model_output, log_probs = with_leaf(model_output)
-        self.resolved, self.besides = RESOLVED[log_probs.dtype], torch.zeros_like(log_probs)
-        known = micro_batch_of(settings, step, data, model_output)
-        whole, advantages, old = (pad_rows(data[key]) for key in ("response_mask", "advantages", "old_log_probs"))
-        self._whole = whole.bool()
-        mask, log_prob = whole.bool(), response_part(log_probs, data, whole.shape[1])
+        self.resolved = RESOLVED[log_probs.dtype]
+        self.besides = torch.zeros_like(log_probs)
+        micro_batch = micro_batch_of(settings, step, data, model_output)
+        response_mask, advantages, old = (
+            pad_rows(data[key]) for key in ("response_mask", "advantages", "old_log_probs")
+        )
+        self._whole = response_mask.bool()
+        mask = response_mask.bool()
+        log_prob = response_part(log_probs, data, response_mask.shape[1])
         log_prob = log_prob.to(torch.promote_types(log_prob.dtype, torch.float32))
-        left = left_by_trainer(run.options, data)
-        self.other_tokens, self.more_tokens = int((mask != left).sum()), bool((mask & ~left).any())
-        if run.options.get(BYPASS) and run.options.get(ROLLOUT_RS) is not None:
-            mask = left_by_verl(run.options, mask, log_prob - old)
+        correction = record.correction
+        left_by_trainer_code = left_by_trainer(correction, data)
+        self.other_tokens = int((mask != left_by_trainer_code).sum())
+        self.more_tokens = bool((mask & ~left_by_trainer_code).any())
+        if correction.rejects_in_loss:
+            mask = left_by_verl(correction, mask, log_prob - old)
         else:
-            mask = mask & left
-        self._kept = mask if known.counted is None else known.counted
+            mask = mask & left_by_trainer_code
+        self._kept = mask if micro_batch.counted is None else micro_batch.counted
         tensors = {"log_prob": log_prob, "old_log_prob": old, "advantages": advantages.where(self._kept, 0)}
-        self.inputs = inputs_of(settings, known, **tensors, mask=mask)
-        self._at_ratio_1 = self.inputs._replace(log_prob=old, advantages=advantages, mask=whole.bool())
-        averaged, number, self._selected = mask, data["batch_num_tokens"], mask
+        self.inputs = inputs_of(settings, micro_batch, **tensors, mask=mask)
+        self._at_ratio_1 = self.inputs._replace(log_prob=old, advantages=advantages, mask=response_mask.bool())
+        averaged = mask
+        batch_tokens = data["batch_num_tokens"]
+        self._selected = mask
         if settings.select is not None:
-            self._selected = selected = settings.select.selected(known.entropy, mask, step.entropy_bucket)
-            self._kept = self._kept & (selected | ~known.entropy.isfinite())
+            self._selected = selected = settings.select.selected(micro_batch.entropy, mask, step.entropy_bucket)
+            self._kept = self._kept & (selected | ~micro_batch.entropy.isfinite())
             if settings.select.normaliser == "selected":
-                averaged, number = selected, number if step.selected_tokens is None else step.selected_tokens
+                averaged = selected
+                batch_tokens = batch_tokens if step.selected_tokens is None else step.selected_tokens
         sizes = {key: data[key] for key in ("dp_size", "global_batch_size")}
-        sizes |= {"batch_num_tokens": number, "loss_scale_factor": run.options.get(LOSS_SCALE_FACTOR)}
-        self._share = shares_of(averaged, run.loss_agg_mode, log_prob.dtype, **sizes)
+        sizes |= {"batch_num_tokens": batch_tokens, "loss_scale_factor": record.scale_factor}
+        self._share = shares_of(averaged, record.aggregation_mode, log_prob.dtype, **sizes)
         if "rollout_is_weights" in data:
             self._share = self._share * pad_rows(data["rollout_is_weights"])
 
     def difference(self, gradient: Tensor) -> tuple[float, int]:
-        """Returns the largest relative difference of a token's gradient, of the whole loss, from the announced one, and
-        how many tokens of the responses were compared.
+        """Compares the gradient of the whole loss on log_prob, (tokens,), with the announced one.
 
-        A token is not compared where what is announced is not finite: verl skips such an update. The difference is
-        infinite if the gradient, (tokens,), is not finite elsewhere, and NaN if no token was compared.
+        A token is not compared where what is announced is not finite: verl skips such an update.
+
+        Returns:
+            The largest difference of a token's gradient, relative to the token's: infinite if the gradient of a
+            compared token is not finite, and NaN if no token was compared. And how many tokens of the responses were
+            compared.
         """
-        announced = torch.stack([self._gradient(by) for by in (0.0, ROUNDING, -ROUNDING)])
+        announced = torch.stack([self._gradient(moved) for moved in (0.0, ROUNDING, -ROUNDING)])
         differences = apart(gradient, announced, self.at_ratio_1(), self.besides)
         of_responses = in_model_output(self._whole.to(differences.dtype), self.data, len(differences)) > 0
         return largest_known(differences), int((of_responses & ~differences.isnan()).sum())
@@ -92,10 +119,14 @@ class Announced:
         return self._in_output(tokens_in(*self._formulas, self.inputs).advantages)
 
     def sums(self) -> Tensor:
-        """Counts the sequences, the tokens that verl counts, those that the method counts and those that are selected,
-        and returns these numbers with the method's statistics, float64.
+        """Returns what this micro-batch adds to an update's sums, float64.
+
+        These are the numbers of the sequences, of the tokens that verl counts, of those that the method counts and of
+        those that are selected; then the method's statistics.
         """
-        planned, whole, inputs = self.step.statistics, self.data["response_mask"], self.inputs
+        planned = self.step.statistics
+        whole = self.data["response_mask"]
+        inputs = self.inputs
         if self.step.decided_from is DecidedFrom.RATIO_ONE:
             inputs = self._at_ratio_1._replace(mask=remaining(self._settings.mask, self._at_ratio_1))
         first = None if planned is None else planned[: self._settings.method.statistics_size]
@@ -112,31 +143,44 @@ class Announced:
         return float((old - rollout).where(mask.bool(), 0).abs().max())
 
     def weights_apart(self, normaliser: float | None) -> tuple[float, float | None, Tensor]:
-        """Returns the largest difference of a weight of verl's correction from its own code's, relative to that; what
-        the weights are divided by, which the first ones tell where verl normalises them; and the sum and the number of
-        those that it normalises, float64, infinite or NaN if some are unknown.
+        """Compares the weights of verl's rollout correction with those that verl's own code gives.
+
+        Args:
+            normaliser: what the weights are divided by, where verl normalises them; None: these weights tell it.
+
+        Returns:
+            The largest difference of a weight, relative to that of verl's code; what the weights are divided by; and
+            the sum and the number of the weights that verl normalises, float64, infinite or NaN if some are unknown.
         """
         mask, weights = fields_in(self.data, "response_mask", "rollout_is_weights")
-        options, around = self._run.options, weights_by_verl(self._run.options, self.data)
+        correction = self._record.correction
+        around = weights_by_verl(correction, self.data)
         if around is None:
             return 0.0, normaliser, torch.zeros(2, dtype=torch.float64)
-        first, there = around[0], masks_in(self.data)[1]
-        if options.get(ROLLOUT_IS) == "sequence":
-            first, there = first.amax(1), there.any(1)
-        sums = torch.stack([of.sum(dtype=torch.float64).cpu() for of in (first, there)])
+        first = around[0]
+        there = masks_in(self.data)[1]
+        if correction.weights == "sequence":
+            first = first.amax(1)
+            there = there.any(1)
+        sums = torch.stack([values.sum(dtype=torch.float64).cpu() for values in (first, there)])
         known = mask.bool() & around.isfinite().all(0)
-        weights, around = weights.where(known, 0).double(), around.where(known, 0).double()
+        weights = weights.where(known, 0).double()
+        around = around.where(known, 0).double()
         if normaliser is None and around[0].any():
-            normalised = options.get(WITH_ROLLOUT_IS[1]) and weights.any()
+            normalised = correction.weights_normalised and weights.any()
             normaliser = float(around[0].sum() / weights.sum()) if normalised else 1.0
-        low, high = around.amin(0) / (normaliser or 1.0), around.amax(0) / (normaliser or 1.0)
+        low = around.amin(0) / (normaliser or 1.0)
+        high = around.amax(0) / (normaliser or 1.0)
         apart = torch.maximum(low - weights, weights - high).clamp(min=0) / high.clamp(min=1e-12)
-        return float(apart.max()), normaliser, sums / bool(whole_rows(options, self.data).all())
+        return float(apart.max()), normaliser, sums / bool(whole_rows(correction, self.data).all())
 
     def bounds_apart(self, *decisions: Tensor) -> float:
         """Returns the largest difference of the bounds under two decisions, relative to half the first ones' width."""
-        bounds = [apply(*self._formulas, self.inputs, decision).bounds for decision in decisions]
-        first, second = (torch.stack([torch.as_tensor(end, dtype=torch.float64) for end in of]) for of in bounds)
+        both = []
+        for decision in decisions:
+            bounds = apply(*self._formulas, self.inputs, decision).bounds
+            both.append(torch.stack([torch.as_tensor(bound, dtype=torch.float64) for bound in bounds]))
+        first, second = both
         half = ((first[1] - first[0]) / 2).nan_to_num(1.0, posinf=1.0).clamp(min=1e-12)
         # Infinite ones are equal.
         return float(torch.where(first == second, 0.0, (first - second).abs() / half).max())
@@ -145,62 +189,114 @@ class Announced:
         """Announces the gradient of a copy with ratios near which one begins or ends, and |A| from 0.01 to 100.
 
         On the way from one draw of log-ratios to another, tokens cease to have a gradient or begin to have one: that is
-        at a bound, whatever it acts on. By turns each token goes as far by itself; each sequence does, as for bounds on
-        its ratio; all tokens do; and all do while only the positive tokens' advantages grow, as for bounds that adapt
-        to the signs' balance. The same number, from 0, makes the same probe.
+        at a bound, whatever it acts on. What goes this way by itself is by turns each of `Moving`.
+
+        Args:
+            number: that of the probe, from 0; the same number makes the same probe.
         """
-        generator, mask = torch.Generator().manual_seed(2000 + number), self.inputs.mask
+        generator = torch.Generator().manual_seed(2000 + number)
+        mask = self.inputs.mask
+        # Every sixth probe begins at a ratio of 1, and each of its tokens goes outward from there.
         outward = number % 6 == 3
-        shapes, kind = (mask.shape, (len(mask), 1), (1, 1), (1, 1)), 0 if outward else number % 4
+        moving = Moving.TOKENS if outward else list(Moving)[number % len(Moving)]
+        shape = {Moving.TOKENS: mask.shape, Moving.SEQUENCES: (len(mask), 1)}.get(moving, (1, 1))
 
         def draw(low: float, high: float, shape: tuple[int, ...] = (1, 1)) -> Tensor:
+            """Return numbers that are uniform between two bounds."""
             return torch.rand(shape, generator=generator).to(mask.device) * (high - low) + low
 
         def draw_log_ratios() -> Tensor:
-            # What tokens, sequences and all of them have in common is of any size, and any share of the ratio.
-            own, *common = (10 ** draw(-2, 0) * draw(-1, 1, shape) for shape in shapes[:3])
-            return (10 ** draw(-2.5, 2.5) * sum(common, own - mean_over_sequence(own, mask))).clamp(-28, 28)
+            """Return log-ratios, (sequences, length), of any size.
 
-        positive, size, balance = draw(0, 1, mask.shape) > draw(0, 1), 10 ** draw(-1, 1, mask.shape), draw(-1, 1)
-        start, end = draw_log_ratios(), draw_log_ratios()
-        halvings, output, log_prob = int(draw(4, 11)), self.model_output, self.inputs.log_prob.float()
+            What a token, a sequence and all tokens have in common is any share of it.
+            """
+            of_token = 10 ** draw(-2, 0) * draw(-1, 1, mask.shape)
+            of_sequence = 10 ** draw(-2, 0) * draw(-1, 1, (len(mask), 1))
+            of_all = 10 ** draw(-2, 0) * draw(-1, 1, (1, 1))
+            log_ratios = of_token - mean_over_sequence(of_token, mask) + of_sequence + of_all
+            return (10 ** draw(-2.5, 2.5) * log_ratios).clamp(-28, 28)
+
+        positive = draw(0, 1, mask.shape) > draw(0, 1)
+        size = 10 ** draw(-1, 1, mask.shape)
+        balance = draw(-1, 1)
+        start = draw_log_ratios()
+        end = draw_log_ratios()
+        halvings = int(draw(4, 11))
+        output = self.model_output
+        log_prob = self.inputs.log_prob.float()
         if outward:
-            start, end = torch.zeros_like(start), torch.where(positive, 1, -1) * 10 ** draw(-0.5, 0.5, mask.shape)
+            start = torch.zeros_like(start)
+            end = torch.where(positive, 1, -1) * 10 ** draw(-0.5, 0.5, mask.shape)
             halvings = int(draw(4, 8))
-            values, log_probs = draw(1e-3, 1, mask.shape).log(), flat(output["log_probs"])
-            made = in_model_output(values.to(log_probs.dtype), self.data, len(log_probs))
-            replaced = where_kept(torch.zeros_like(made, dtype=torch.bool), output["log_probs"], lambda _: made)
-            output = {**output, "log_probs": replaced}
-            log_prob = response_part(replaced, self.data, mask.shape[1]).float()
+            output = self._with_log_probs(draw(1e-3, 1, mask.shape).log())
+            log_prob = response_part(output["log_probs"], self.data, mask.shape[1]).float()
         # Equal scores make advantages of 0, by tokens in some probes and by whole sequences in others.
-        size = size * (draw(0, 1, shapes[kind]) > 0.15) if kind < 2 else size
+        if moving in (Moving.TOKENS, Moving.SEQUENCES):
+            size = size * (draw(0, 1, shape) > 0.15)
 
         def made_up(way: Tensor) -> Inputs:
-            at, larger = (torch.ones_like(way), 2 * way - 1) if kind == 3 else (way, balance)
-            log_ratio, advantages = start + at * (end - start), torch.where(positive, 10**larger, -1.0) * size
-            # The rollout policy's is another one, so that the two are told apart.
-            old, rollout = (log_prob - share * log_ratio for share in (1, 0.8))
-            made = dict(log_prob=log_prob, old_log_prob=old, rollout_log_prob=rollout)
-            return self.inputs._replace(**made, advantages=advantages)
+            """Return the tokens at a place between the two draws of log-ratios, from 0 at the first to 1."""
+            if moving is Moving.BALANCE:
+                log_ratio = end
+                advantages = torch.where(positive, 10 ** (2 * way - 1), -1.0) * size
+            else:
+                log_ratio = start + way * (end - start)
+                advantages = torch.where(positive, 10**balance, -1.0) * size
+            return self.inputs._replace(
+                log_prob=log_prob,
+                old_log_prob=log_prob - log_ratio,
+                # Not as far away as the old policy's, so that the two are told apart.
+                rollout_log_prob=log_prob - 0.8 * log_ratio,
+                advantages=advantages,
+            )
 
-        low, high = (torch.full(shapes[kind], way, device=mask.device) for way in (0.0, 1.0))
-        at_start = self._weighted(made_up(low)) != 0
-        # The less often the way is halved, the farther from the bound.
-        for _ in range(halvings):
-            middle = (low + high) / 2
-            same = (self._weighted(made_up(middle)) != 0) == at_start
-            for axis in (-1, -2)[:kind]:
-                same = same.all(axis, keepdim=True)
-            low, high = torch.where(same, middle, low), torch.where(same, high, middle)
+        low, high = self._narrow(made_up, moving, torch.zeros(shape, device=mask.device), halvings)
         probed = made_up(torch.lerp(low, high, draw(-0.5, 1.5, low.shape)))
         # Without the mask of the trainer's rejection, which was by the real log-probabilities.
-        copy, dtype = self.data.exclude("loss_mask"), pad_rows(self.data["advantages"]).dtype
-        copy["old_log_probs"], copy["advantages"] = probed.old_log_prob, probed.advantages.to(dtype)
+        copy = self.data.exclude("loss_mask")
+        dtype = pad_rows(self.data["advantages"]).dtype
+        copy["old_log_probs"] = probed.old_log_prob
+        copy["advantages"] = probed.advantages.to(dtype)
         if "rollout_log_probs" in copy:
             copy["rollout_log_probs"] = probed.rollout_log_prob
         if "rollout_is_weights" in copy:
             copy["rollout_is_weights"] = 10 ** draw(-1, 1, mask.shape)
-        return Announced(self._settings, self._run, self.step, output, copy)
+        return Announced(self._settings, self._record, self.step, output, copy)
+
+    def _with_log_probs(self, values: Tensor) -> dict[str, Any]:
+        """Returns the model's output with other log-probabilities of the response tokens, (sequences, length)."""
+        log_probs = self.model_output["log_probs"]
+        in_output = in_model_output(values.to(log_probs.dtype), self.data, len(flat(log_probs)))
+        nothing_kept = torch.zeros_like(in_output, dtype=torch.bool)
+        return {**self.model_output, "log_probs": where_kept(nothing_kept, log_probs, lambda _: in_output)}
+
+    def _narrow(
+        self, made_up: Callable[[Tensor], Inputs], moving: Moving, start: Tensor, halvings: int
+    ) -> tuple[Tensor, Tensor]:
+        """Narrows the way from 0 to 1 around the first place at which a token's gradient begins or ends.
+
+        Args:
+            made_up: returns the tokens at a place on the way.
+            moving: what goes the way by itself.
+            start: 0, of the shape of a place on the way.
+            halvings: how often the way is halved; the less often, the farther from the bound its ends stay.
+
+        Returns:
+            The two ends of what is left of the way.
+        """
+        low = start
+        high = torch.ones_like(start)
+        has_gradient_at_start = self._weighted(made_up(low)) != 0
+        for _ in range(halvings):
+            middle = (low + high) / 2
+            same = (self._weighted(made_up(middle)) != 0) == has_gradient_at_start
+            if moving is not Moving.TOKENS:
+                same = same.all(-1, keepdim=True)
+            if moving in (Moving.BATCH, Moving.BALANCE):
+                same = same.all(-2, keepdim=True)
+            low = torch.where(same, middle, low)
+            high = torch.where(same, high, middle)
+        return low, high
 
     def _gradient(self, moved: float) -> Tensor:
         """Returns the gradient with log_prob moved by some nats, (tokens,); NaN where an input is not finite."""
@@ -208,7 +304,9 @@ class Announced:
         return self._in_output(-self._weighted(inputs).where(self._kept, 0.0))
 
     def _weighted(self, inputs: Inputs) -> Tensor:
+        """Returns F * A of the tokens under the step's decision, or under their own if it has none."""
         return apply(*self._formulas, inputs, self.step.decision).weighted
 
     def _in_output(self, values: Tensor) -> Tensor:
+        """Puts values of tokens, each times its share in the loss, where the model's output for them stands."""
         return in_model_output(values * self._share, self.data, len(flat(self.model_output["log_probs"])))

@@ -47,8 +47,10 @@ def extra_pass(
         decides from the mini-batch; `entropies`, the histogram of the tokens' entropies, if selection is over the
         mini-batch; `selected`, the number of tokens that a selection within each sequence keeps, (1,).
     """
-    settings, rejection = policy_loss.clipx, rejection_of(policy_loss)
-    method, select = settings.method, settings.select
+    settings = policy_loss.clipx
+    rejection = rejection_of(policy_loss)
+    method = settings.method
+    select = settings.select
     needs_entropy = settings.selects_over_mini_batch or "entropy" in method.asks_for
     sizes = {"counted": 1}
     if step.decided_from is DecidedFrom.MINI_BATCH:
@@ -58,22 +60,24 @@ def extra_pass(
     sums = {name: torch.zeros(size, dtype=torch.float64, device=device) for name, size in sizes.items()}
 
     def loss_function(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
+        """Add a micro-batch to the sums; called by verl's engine in the place of a loss, it returns 0."""
         whole = pad_rows(data["response_mask"]).bool()
         log_prob = response_part(model_output["log_probs"], data, whole.shape[1])
-        old_log_prob, advantages = pad_rows(data["old_log_probs"]), pad_rows(data["advantages"])
+        old_log_prob = pad_rows(data["old_log_probs"])
+        advantages = pad_rows(data["advantages"])
         mask = rejection.remaining(whole, log_prob, old_log_prob)
-        known = micro_batch_of(settings, step, data, model_output)
-        counted = whole if known.counted is None else known.counted
+        micro_batch = micro_batch_of(settings, step, data, model_output)
+        counted = whole if micro_batch.counted is None else micro_batch.counted
         sums["counted"].add_(counted.sum(dtype=torch.float64))
         if "statistics" in sums:
             tensors = dict(log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
-            inputs = inputs_of(settings, known, **tensors)
-            own = settings.functions(mask.device).statistics(inputs)
-            sums["statistics"].add_(own[: method.statistics_size])
+            inputs = inputs_of(settings, micro_batch, **tensors)
+            statistics = settings.functions(mask.device).statistics(inputs)
+            sums["statistics"].add_(statistics[: method.statistics_size])
             if method.second_statistics_size:
                 seen.append(inputs)
         if "entropies" in sums:
-            sums["entropies"].add_(entropy_statistics(known.entropy, mask))
+            sums["entropies"].add_(entropy_statistics(micro_batch.entropy, mask))
         if "selected" in sums:
             sums["selected"].add_(select.counts(mask).sum(dtype=torch.float64))
         return torch.zeros((), device=mask.device), {}
@@ -110,9 +114,12 @@ def refuse_dropout(modules: Any) -> None:
     probabilities: dict[str, Any] = {}
     for model in modules if isinstance(modules, list | tuple) else [modules]:
         settings = getattr(getattr(model, "config", None), "to_dict", dict)()
-        probabilities |= {key: of for key, of in settings.items() if "dropout" in key or key.endswith("pdrop")}
-        dropout = torch.nn.modules.dropout._DropoutNd
-        probabilities |= {name: module.p for name, module in model.named_modules() if isinstance(module, dropout)}
+        for key, value in settings.items():
+            if "dropout" in key or key.endswith("pdrop"):
+                probabilities[key] = value
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+                probabilities[name] = module.p
     wrong = [f"{name}={p:g}" for name, p in probabilities.items() if isinstance(p, int | float) and p > 0]
     if wrong:
         raise ValueError(

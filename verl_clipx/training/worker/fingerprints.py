@@ -19,7 +19,8 @@ import torch
 DEFINITION = 2
 FIELDS = ("prompts", "responses", "response_mask", "advantages")
 # The fields of a batch that say which weights began to sample a response, and which ended it.
-OLDEST, NEWEST = "min_global_steps", "max_global_steps"
+OLDEST = "min_global_steps"
+NEWEST = "max_global_steps"
 
 
 class RowHashes(NamedTuple):
@@ -83,7 +84,8 @@ def rows_in(data: Any, name: str) -> list[numpy.ndarray]:
     in_numpy = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
     if values.is_nested:
         return [row.numpy() for row in in_numpy.unbind()]
-    rows, length = in_numpy.numpy(), f"{name[:-1]}_length"
+    rows = in_numpy.numpy()
+    length = f"{name[:-1]}_length"
     if name not in FIELDS[:2]:
         return list(rows)
     if length in data:
@@ -121,7 +123,7 @@ def hash_batch(batch: Any, versions: tuple[int, int] | None = None, updates: Seq
     of_rows = batch.non_tensor_batch
     if versions is None and OLDEST in of_rows and NEWEST in of_rows:
         versions = span(of_rows[OLDEST], of_rows[NEWEST])
-    return BatchHashes(rows, versions, tuple(updates))
+    return BatchHashes(rows=rows, versions=versions, updates=tuple(updates))
 
 
 def join(first: BatchHashes | None, second: BatchHashes) -> BatchHashes:
@@ -139,7 +141,7 @@ def join(first: BatchHashes | None, second: BatchHashes) -> BatchHashes:
     # Those of one part alone are not all that trained the step.
     if first.updates and second.updates:
         updates = (*first.updates, *second.updates)
-    return BatchHashes([*first.rows, *second.rows], versions, updates)
+    return BatchHashes(rows=[*first.rows, *second.rows], versions=versions, updates=updates)
 
 
 def fingerprints_of(batch: BatchHashes) -> dict[str, Any]:
@@ -171,8 +173,11 @@ def fingerprints_of(batch: BatchHashes) -> dict[str, Any]:
 
 def span(oldest: Iterable[Any], newest: Iterable[Any]) -> tuple[int, int] | None:
     """Returns the oldest and the newest of weight versions; None if a sampler does not say its own."""
-    oldest, newest = [*oldest], [*newest]
-    return (int(min(oldest)), int(max(newest))) if oldest and None not in (*oldest, *newest) else None
+    oldest = [*oldest]
+    newest = [*newest]
+    if not oldest or None in (*oldest, *newest):
+        return None
+    return int(min(oldest)), int(max(newest))
 
 
 def hexadecimal(hashes: Iterable[int]) -> str:

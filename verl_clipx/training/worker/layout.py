@@ -4,7 +4,7 @@ The model's output for a response token stands one position to the token's left.
 out in a loop that waits for the accelerator once per sequence. Nothing here waits for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.modifiers.lopti import low_probability
+from verl_clipx.training.worker.fingerprints import NEWEST, OLDEST
 
-# The field of verl's mini-batch in which the worker keeps the samples' ages, so that they are cut together with it.
+# The field of verl's mini-batch in which the worker keeps the samples' ages, as from `ages`, so that they are cut
+# together with it.
 AGE = "clipx_age"
 
 
@@ -29,12 +31,15 @@ def places(data: Any, width: int, total: int) -> tuple[Tensor, Tensor]:
     Prompts and responses are jagged, or padded with an attention mask; `width` is the length of the longest response,
     `total` that of all prompts and responses together.
     """
-    prompts, responses = data["prompts"], data["responses"]
+    prompts = data["prompts"]
+    responses = data["responses"]
     if prompts.is_nested:
-        prompt, response = prompts.offsets().diff(), responses.offsets().diff()
+        prompt = prompts.offsets().diff()
+        response = responses.offsets().diff()
     else:
         attention = data["attention_mask"]
-        prompt, response = attention[:, : prompts.shape[1]].sum(1), attention[:, prompts.shape[1] :].sum(1)
+        prompt = attention[:, : prompts.shape[1]].sum(1)
+        response = attention[:, prompts.shape[1] :].sum(1)
     column = torch.arange(width, device=response.device)
     first = (prompt + response).cumsum(0) - response - 1
     return (first[:, None] + column).clamp(max=total - 1), column < response[:, None]
@@ -57,7 +62,14 @@ def in_model_output(values: Tensor, data: Any, total: int) -> Tensor:
 def where_kept(kept: Tensor, output: Tensor, other: Callable[[Tensor], Tensor]) -> Tensor:
     """Returns the model's output, replaced by `other` of it where it is not kept; `kept` is bool, (total,)."""
     values = torch.where(kept, flat(output), other(flat(output)))
-    return torch.nested.nested_tensor_from_jagged(values, offsets=output.offsets()) if output.is_nested else values
+    return as_output(values, output)
+
+
+def as_output(values: Tensor, output: Tensor) -> Tensor:
+    """Returns values, (total, ...), in the layout of the model's output, jagged or flat."""
+    if not output.is_nested:
+        return values
+    return torch.nested.nested_tensor_from_jagged(values, offsets=output.offsets())
 
 
 def flat(output: Tensor) -> Tensor:
@@ -67,12 +79,21 @@ def flat(output: Tensor) -> Tensor:
 
 def with_leaf(model_output: Any) -> tuple[dict[str, Any], Tensor]:
     """Returns the model's output without its graph, and its log-probabilities as a new leaf, (tokens,)."""
-    output = {key: value.detach() if isinstance(value, Tensor) else value for key, value in model_output.items()}
-    log_probs = output["log_probs"]
-    leaf = flat(log_probs).clone().requires_grad_()
-    nested = log_probs.is_nested
-    output["log_probs"] = torch.nested.nested_tensor_from_jagged(leaf, offsets=log_probs.offsets()) if nested else leaf
-    return output, leaf
+    output, leaves = with_leaves(model_output, ["log_probs"])
+    return output, leaves["log_probs"]
+
+
+def with_leaves(model_output: Any, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Returns the model's output without its graph, and some of its values by name as new leaves, (tokens, ...)."""
+    output = dict(model_output.items())
+    for key, value in output.items():
+        if isinstance(value, Tensor):
+            output[key] = value.detach()
+    leaves = {}
+    for name in names:
+        leaves[name] = flat(output[name]).clone().requires_grad_()
+        output[name] = as_output(leaves[name], output[name])
+    return output, leaves
 
 
 def prompt_groups(data: Any) -> Tensor:
@@ -83,17 +104,28 @@ def prompt_groups(data: Any) -> Tensor:
 
 
 def ages(data: Any, version: int) -> Tensor | None:
-    """Returns the age of each sequence in weight versions, int64; None if the rollout does not say what generated it.
+    """Returns the age of each sequence's first and last token in weight versions, int64, (sequences, 2).
 
-    `version` is the one from which the training on the current rollout batch starts.
+    They differ where a generation was interrupted and resumed with newer weights. A rollout that names only the weights
+    of the last token is taken not to resume any.
+
+    Args:
+        version: the one from which the training on the current rollout batch starts.
+
+    Returns:
+        None if the rollout does not say what generated a sequence.
     """
     if "extra_fields" not in data:
         return None
-    fields = [getattr(one, "data", one) for one in data["extra_fields"]]
-    generated = [one.get("max_global_steps") if isinstance(one, dict) else None for one in fields]
-    if None in generated:
-        return None
-    return torch.tensor([max(version - int(step), 0) for step in generated], dtype=torch.int64)
+    versions = []
+    for row in data["extra_fields"]:
+        fields = getattr(row, "data", row)
+        if not isinstance(fields, dict) or fields.get(NEWEST) is None:
+            return None
+        newest = fields[NEWEST]
+        oldest = newest if fields.get(OLDEST) is None else fields[OLDEST]
+        versions.append([int(oldest), int(newest)])
+    return (version - torch.tensor(versions).reshape(-1, 2)).clamp(min=0)
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,22 @@
 """Wraps verl's loss function, so that the policy loss knows its micro-batch and its metrics are exact."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from verl.utils.metric import AggregationType, Metric
 
-from verl_clipx.losses.applying.metrics import SUM_KEYS, TOKENS, VERSIONS_SUM
+from verl_clipx.losses.applying.metrics import AGE_SUMS, SUM_KEYS, TOKENS
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.base.metric import Over
 from verl_clipx.losses.base.shared_metrics import FLOORS, OF_TOKENS, REJECTED, SELECTED
+from verl_clipx.losses.groups import swap_by
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.run.schedule import Schedule
-from verl_clipx.training.worker.reports import Reports
+from verl_clipx.training.worker.observers import METRICS, RankObservers
 from verl_clipx.training.worker.skipped_updates import merge_counts, not_finite_in
-from verl_clipx.training.worker.step import MicroBatch, Observer, OptimizerStep, call_of, in_micro_batch
+from verl_clipx.training.worker.step import MicroBatch, OptimizerStep, call_of, in_micro_batch
 
 
 def exact_metrics(micro_batch: MicroBatch, model_output: Any, data: Any) -> dict[str, Metric]:
@@ -25,11 +26,12 @@ def exact_metrics(micro_batch: MicroBatch, model_output: Any, data: Any) -> dict
     policy loss has left, is multiplied by the number of ranks and divided by the number of tokens that count in the
     whole mini-batch.
     """
-    step, dp_size = micro_batch.step, data["dp_size"]
+    step = micro_batch.step
+    dp_size = data["dp_size"]
     # Checked only if the loss is not finite, because the check waits for the accelerator.
     if not math.isfinite(micro_batch.loss):
-        found = not_finite_in(data, model_output["log_probs"], micro_batch.entropy)
-        step.not_finite = merge_counts(step.not_finite, found)
+        newly_not_finite = not_finite_in(data, model_output["log_probs"], micro_batch.entropy)
+        step.not_finite = merge_counts(step.not_finite, newly_not_finite)
     tokens = data["batch_num_tokens"] if step.counted_tokens is None else step.counted_tokens
     scale = dp_size / max(tokens, 1)
     metrics = {
@@ -53,7 +55,7 @@ MEANS = frozenset(
         *(metric.key for metric in (*OF_TOKENS, SELECTED) if metric.over is Over.TOKENS),
         *(metric.key for floor in FLOORS for metric in floor.means),
         *SUM_KEYS,
-        VERSIONS_SUM,
+        *AGE_SUMS,
     ]
 )
 
@@ -65,32 +67,43 @@ def over_remaining(metrics: dict[str, Any]) -> None:
     """
     if REJECTED.key not in metrics:
         return
-    left = 1 - float(Metric.aggregate_dp(ranks_of(metrics[REJECTED.key])))
+    share_left = 1 - float(Metric.aggregate_dp(ranks_of(metrics[REJECTED.key])))
     for key in MEANS & metrics.keys():
         for metric in ranks_of(metrics[key]):
-            metric.values = [value / left if left > 0 else value for value in metric.values]
+            if share_left > 0:
+                metric.values = [value / share_left for value in metric.values]
 
 
 def ranks_of(metric: Metric | list[Metric]) -> list[Metric]:
+    """Returns a metric's parts, one for each rank; verl gives that of a single rank without a list."""
     return metric if isinstance(metric, list) else [metric]
 
 
 def step_without_worker(settings: Settings | Observe, schedule: Schedule) -> OptimizerStep:
-    """Makes the step of a loss call outside train_batch; RuntimeError if the run needs what train_batch decides."""
+    """Makes the step of a loss call outside train_batch.
+
+    Raises:
+        RuntimeError: the settings need the whole mini-batch before its update, which only train_batch has.
+    """
     if isinstance(settings, Observe):
         return OptimizerStep(of_rollout_batch=False)
-    needing = []
+    needs_mini_batch = []
     if schedule.bounds is not DecidedFrom.MICRO_BATCH:
-        needing.append(f"{NODE}.scope={settings.scope}")
+        needs_mini_batch.append(f"{NODE}.scope={settings.scope}")
+    # Lopti alone makes several passes over a rollout batch; without it there are no names of passes.
     if schedule.passes:
-        needing.append(f"+{NODE}/update=lopti")
-    if settings.needs_entropy:
-        needing.append("entropy" if settings.select is None else f"+{NODE}/select")
-    if needing:
+        needs_mini_batch.append(f"+{NODE}/update=lopti")
+    if settings.select is not None:
+        needs_mini_batch.append(f"+{NODE}/select")
+    elif settings.needs_entropy:
+        # The method asks for it.
+        needs_mini_batch.append("entropy")
+    if needs_mini_batch:
+        asked = ", ".join(needs_mini_batch)
         raise RuntimeError(
-            f"{', '.join(needing)} under the method {settings.method.name} needs the mini-batch before its update, "
+            f"{asked} under the method {settings.method.name} needs the mini-batch before its update, "
             "but this worker calls the loss outside TrainingWorker.train_batch, as verl's Tinker worker does. Train "
-            f"with train_mini_batch or train_batch, or use only a method with fixed bounds (+{NODE}=grpo)."
+            f"with train_mini_batch or train_batch, or use only a method with fixed bounds ({swap_by('grpo')})."
         )
     return OptimizerStep(of_rollout_batch=False)
 
@@ -100,29 +113,34 @@ def with_micro_batch(
     settings: Settings | Observe,
     schedule: Schedule,
     current_step: Callable[[], OptimizerStep | None] = OptimizerStep,
-    observers: Sequence[Observer] = (),
-    reports: Reports | None = None,
+    observers: RankObservers | None = None,
 ) -> Callable[..., Any]:
     """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics are exact.
 
     Under distillation verl also calls it as (student_logits, data, ...) -> a dictionary of tensors; such calls pass
-    through. `schedule` is the run's. `current_step` returns None outside an optimizer step. `reports` are the worker's.
+    through. `schedule` is the run's. `current_step` returns None outside an optimizer step.
+
+    Args:
+        observers: the worker's; None: there is no worker, and an exception in the metrics ends the call.
     """
+    rank_observers = RankObservers() if observers is None else observers
 
     def wrapped(model_output: Any = None, data: Any = None, dp_group: Any = None, **of_logits: Any) -> Any:
+        """Call verl's loss function in the micro-batch that its policy loss asks for, and add the exact metrics."""
         if of_logits:
             return loss_fn(data=data, **of_logits)
         step = current_step() or step_without_worker(settings, schedule)
         call = call_of(settings, step, model_output, data)
         micro_batch, output, restricted = call
-        if reports is not None:
-            micro_batch.observing = reports.metrics
+        micro_batch.observers = rank_observers
         with in_micro_batch(micro_batch):
             loss, metrics = loss_fn(model_output=output, data=restricted, dp_group=dp_group)
-        own = micro_batch.observing.run(lambda: exact_metrics(*call), {})
-        metrics |= own | (reports.of_rank(own) if reports is not None and step.of_rollout_batch else {})
-        for observer in observers if step.of_rollout_batch else ():
-            observer.end_micro_batch(micro_batch, loss, model_output, data, dp_group)
+        exact = rank_observers.run(METRICS, lambda: exact_metrics(*call), {})
+        metrics |= exact
+        if observers is not None:
+            metrics |= observers.report(exact)
+        if step.of_rollout_batch:
+            rank_observers.end_micro_batch(micro_batch, loss, model_output, data, dp_group)
         return loss, metrics
 
     return wrapped

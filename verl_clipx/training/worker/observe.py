@@ -16,6 +16,7 @@ from verl_clipx.losses.applying.observed import observed_metrics, observed_sums
 from verl_clipx.losses.base.shared_metrics import FLOOR
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.run.config import Observe, clip_range
+from verl_clipx.training.worker.observers import METRICS
 from verl_clipx.training.worker.step import AppliedLoss, MicroBatch, current_micro_batch
 
 # Losses that clip a whole sequence by its mean log-ratio. geo_mean is not one of them: its ratio is the sequence's, but
@@ -33,17 +34,20 @@ def observe_registered(loss_mode: str) -> None:
     """
     from verl.trainer.ppo import core_algos
 
-    function, by_sequence = core_algos.get_policy_loss_fn(loss_mode), loss_mode in SEQUENCE_LEVEL
+    function = core_algos.get_policy_loss_fn(loss_mode)
+    by_sequence = loss_mode in SEQUENCE_LEVEL
     if getattr(function, "observed_by_clipx", False):
         return
 
     @functools.wraps(function)
     def with_metrics(*arguments: Any, **named: Any) -> tuple[Tensor, dict[str, Any]]:
+        """Call the loss, and measure what it did where the worker trains under +clipx=observe."""
         loss, metrics = function(*arguments, **named)
-        micro_batch, config = current_micro_batch(), named.get("config")
+        micro_batch = current_micro_batch()
+        config = named.get("config")
         node = getattr(getattr(config, "policy_loss", None), "clipx", None)
         if micro_batch is not None and isinstance(node, Observe) and loss.requires_grad:
-            micro_batch.observing.run(lambda: measure(micro_batch, loss, named, by_sequence))
+            micro_batch.observers.run(METRICS, lambda: measure(micro_batch, loss, named, by_sequence))
         return loss, metrics
 
     with_metrics.observed_by_clipx = True
@@ -60,12 +64,21 @@ def measure(micro_batch: MicroBatch, loss: Tensor, named: dict[str, Any], by_seq
     tensors = (named[name].detach() for name in ("log_prob", "old_log_prob", "advantages"))
     inputs = Inputs(*tensors, named["response_mask"].bool())
     with torch.no_grad(), torch.autocast(loss.device.type, enabled=False):
-        found = observed_sums(inputs, gradient, clip_range(config), by_sequence)
-    micro_batch.applied = AppliedLoss(inputs, gradient, clip_range(config), by_sequence, named["loss_agg_mode"], config)
-    of_floor, bins = {}, {}
+        observed = observed_sums(inputs, gradient, clip_range(config), by_sequence)
+    micro_batch.applied = AppliedLoss(
+        inputs=inputs,
+        gradient=gradient,
+        bounds=clip_range(config),
+        by_sequence=by_sequence,
+        loss_agg_mode=named["loss_agg_mode"],
+        config=config,
+    )
+    of_floor = {}
+    bins = {}
     if micro_batch.step.at_ratio_one:
-        of_floor, bins = floor_sums(inputs, FLOOR), floor_bins(inputs, FLOOR)
-    sums, of_floor, bins, own = to_host(observed_metrics(found), of_floor, bins, {"loss": loss.detach()})
+        of_floor = floor_sums(inputs, FLOOR)
+        bins = floor_bins(inputs, FLOOR)
+    sums, of_floor, bins, own = to_host(observed_metrics(observed), of_floor, bins, {"loss": loss.detach()})
     micro_batch.loss = own["loss"]
     if micro_batch.step.at_ratio_one:
         micro_batch.sums |= of_floor | clipped_at_ratio_one(sums, FLOOR)
@@ -73,4 +86,5 @@ def measure(micro_batch: MicroBatch, loss: Tensor, named: dict[str, Any], by_seq
     # Converts to units of |F*A|: under token-mean a token's weight in the loss is ranks / mini-batch tokens.
     shared = config.global_batch_info
     unit = max(shared["batch_num_tokens"], 1) / shared["dp_size"]
-    micro_batch.sums |= {key: value * unit if key in OF_GRADIENT else value for key, value in sums.items()}
+    for key, value in sums.items():
+        micro_batch.sums[key] = value * unit if key in OF_GRADIENT else value

@@ -23,11 +23,11 @@ AllReduce = Callable[[Tensor], Tensor]
 
 def token_passes(policy_loss: Any) -> list[TokenPass | None]:
     """Returns the passes over a rollout batch: Lopti's, or a single one over all tokens, which is None."""
-    passes = policy_loss.run.schedule.passes
+    passes = policy_loss.run.record.schedule.passes
     if not passes:
         return [None]
     lopti = policy_loss.clipx.update
-    return [TokenPass(name, lopti.eta, lopti.equal) for name in passes]
+    return [TokenPass(name=name, eta=lopti.eta, equal=lopti.equal) for name in passes]
 
 
 def plan_step(
@@ -46,21 +46,23 @@ def plan_step(
         batch, data: the rollout batch, at this step; this rank's mini-batch.
         extra_pass: runs the extra pass, without gradient, over a mini-batch; returns this rank's sums by name.
     """
-    settings, schedule = policy_loss.clipx, policy_loss.run.schedule
+    settings = policy_loss.clipx
+    schedule = policy_loss.run.record.schedule
     past = state.knows(batch.position)
     step = OptimizerStep(batch.token_pass, decided_from=schedule.decided_from(batch.position, past=past))
-    sums, seen = token_counts(policy_loss, batch.token_pass, data), []
+    sums = token_counts(policy_loss, batch.token_pass, data)
+    seen_inputs = []
     if step.decided_from is DecidedFrom.RATIO_ONE:
-        seen.append(inputs_at_ratio_one(settings, step, data))
-        own = settings.functions(seen[0].mask.device).statistics(seen[0])
-        sums["statistics"] = own[: settings.method.statistics_size]
+        seen_inputs.append(inputs_at_ratio_one(settings, step, data))
+        of_this_rank = settings.functions(seen_inputs[0].mask.device).statistics(seen_inputs[0])
+        sums["statistics"] = of_this_rank[: settings.method.statistics_size]
     if schedule.makes_extra_pass(batch.position, past=past):
-        sums |= extra_pass(data, step, seen)
+        sums |= extra_pass(data, step, seen_inputs)
     if state.waiting is not None:
         sums["waiting"] = state.waiting[1]
     totals = sum_over_ranks(sums, all_reduce)
     if "statistics" in totals and settings.method.second_statistics_size:
-        totals["statistics"] = with_second_stage(settings, totals["statistics"], seen, all_reduce)
+        totals["statistics"] = with_second_stage(settings, totals["statistics"], seen_inputs, all_reduce)
     state.remember(totals.get("waiting"))
     if "counted" in totals:
         step.counted_tokens = float(totals["counted"])
@@ -85,10 +87,10 @@ def token_counts(policy_loss: Any, token_pass: TokenPass | None, data: Any) -> d
         "counted": lambda: of_loss,
         "selected": lambda: policy_loss.clipx.select.counts(mask),
     }
-    return {name: counts[name]().sum(dtype=torch.float64)[None] for name in policy_loss.run.schedule.counts}
+    return {name: counts[name]().sum(dtype=torch.float64)[None] for name in policy_loss.run.record.schedule.counts}
 
 
-def with_second_stage(settings: Settings, first: Tensor, seen: list[Inputs], all_reduce: AllReduce) -> Tensor:
+def with_second_stage(settings: Settings, first: Tensor, seen_inputs: list[Inputs], all_reduce: AllReduce) -> Tensor:
     """Returns the statistics of both stages over all ranks, float64, by another all-reduce.
 
     Args:
@@ -96,18 +98,19 @@ def with_second_stage(settings: Settings, first: Tensor, seen: list[Inputs], all
         seen: the tokens of this rank's micro-batches.
     """
     method = settings.method
-    own = torch.zeros(method.second_statistics_size, dtype=torch.float64, device=first.device)
-    for inputs in seen:
-        own += settings.functions(inputs.mask.device).statistics(inputs, first)[method.statistics_size :]
-    return torch.cat([first, all_reduce(own)])
+    of_this_rank = torch.zeros(method.second_statistics_size, dtype=torch.float64, device=first.device)
+    for inputs in seen_inputs:
+        of_this_rank += settings.functions(inputs.mask.device).statistics(inputs, first)[method.statistics_size :]
+    return torch.cat([first, all_reduce(of_this_rank)])
 
 
 def inputs_at_ratio_one(settings: Settings, step: OptimizerStep, data: Any) -> Inputs:
     """Returns the tokens of this rank's mini-batch with the current log-probabilities taken to be the old ones."""
     old = pad_rows(data["old_log_probs"])
-    known, mask = micro_batch_of(settings, step, data), pad_rows(data["response_mask"]).bool()
+    micro_batch = micro_batch_of(settings, step, data)
+    mask = pad_rows(data["response_mask"]).bool()
     advantages = pad_rows(data["advantages"])
-    return inputs_of(settings, known, log_prob=old, old_log_prob=old, advantages=advantages, mask=mask)
+    return inputs_of(settings, micro_batch, log_prob=old, old_log_prob=old, advantages=advantages, mask=mask)
 
 
 def sum_over_ranks(sums: dict[str, Tensor], all_reduce: AllReduce) -> dict[str, Tensor]:

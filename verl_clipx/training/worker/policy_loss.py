@@ -9,8 +9,8 @@ from torch import Tensor
 from verl_clipx.losses.applying.floor import clipped_at_ratio_one, floor_bins, floor_sums
 from verl_clipx.losses.applying.loss import TokenLoss, apply
 from verl_clipx.losses.applying.metrics import (
+    AGE_SUMS,
     TOKENS,
-    VERSIONS_SUM,
     named_sums,
     to_host,
     token_metrics,
@@ -24,6 +24,7 @@ from verl_clipx.losses.modifiers.masks import mean_over_sequence
 from verl_clipx.run.config import Settings, settings_without_group
 from verl_clipx.run.keys import another_loss, padded_length
 from verl_clipx.training.worker.aggregation import aggregate
+from verl_clipx.training.worker.observers import METRICS
 from verl_clipx.training.worker.rejection import rejection_of
 from verl_clipx.training.worker.step import (
     REMEDIES,
@@ -90,23 +91,31 @@ def policy_loss(
     current = current_micro_batch()
     if current is None:
         refuse_outside_worker(settings, config)
-    known = current or MicroBatch(rollout_log_prob=rollout_log_prob, entropy=entropy, group=group)
+    micro_batch = current or MicroBatch(rollout_log_prob=rollout_log_prob, entropy=entropy, group=group)
 
     whole = response_mask.bool()
     mask = rejection_of(config.policy_loss).remaining(whole, log_prob, old_log_prob)
-    inputs = inputs_of(settings, known, log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
-    statistics, decision = decide(settings, known.step, inputs)
-    tokens = loss_of_tokens(settings, known, inputs, decision)
+    inputs = inputs_of(
+        settings, micro_batch, log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask
+    )
+    statistics, decision = decide(settings, micro_batch.step, inputs)
+    tokens = loss_of_tokens(settings, micro_batch, inputs, decision)
     correction, tokens = correct(tokens, mask, rollout_is_weights)
-    kept, tokens = select(settings, known, mask, tokens)
-    averaged, normalisers = normaliser(settings, known.step, config, mask, kept)
+    kept, tokens = select(settings, micro_batch, mask, tokens)
+    averaged, normalisers = normaliser(settings, micro_batch.step, config, mask, kept)
     loss = aggregate(log_prob, tokens.value, tokens.weighted, averaged, loss_agg_mode, **normalisers)
-    known.applied = AppliedMethod(
-        settings, inputs, decision, correction, kept if mask is inputs.mask else kept & inputs.mask, mask, whole
+    micro_batch.applied = AppliedMethod(
+        settings=settings,
+        inputs=inputs,
+        decision=decision,
+        correction=correction,
+        kept=kept if mask is inputs.mask else kept & inputs.mask,
+        unmasked=mask,
+        whole=whole,
     )
 
-    known.observing.run(lambda: leave_metrics(settings, known, tokens.sums, statistics, loss))
-    return loss, {} if current is not None else metrics_of_call(known)
+    micro_batch.observers.run(METRICS, lambda: leave_metrics(settings, micro_batch, tokens.sums, statistics, loss))
+    return loss, {} if current is not None else metrics_of_call(micro_batch)
 
 
 def refuse_outside_worker(settings: Settings, config: Any) -> None:
@@ -130,22 +139,25 @@ def decide(settings: Settings, step: OptimizerStep, inputs: Inputs) -> tuple[Ten
 
     The step has both if they are known before it; the micro-batch's own are added to those that it collects.
     """
-    statistics, decision = step.statistics, step.decision
+    statistics = step.statistics
+    decision = step.decision
     if statistics is None or step.collected is not None:
         own = settings.functions(inputs.mask.device).statistics(inputs)
         statistics = own if statistics is None else statistics
         if step.collected is not None:
             step.collected.append(own)
-    return statistics, settings.method.decide(statistics) if decision is None else decision
+    if decision is None:
+        decision = settings.method.decide(statistics)
+    return statistics, decision
 
 
-def loss_of_tokens(settings: Settings, known: MicroBatch, inputs: Inputs, decision: Tensor) -> TokenLoss:
+def loss_of_tokens(settings: Settings, micro_batch: MicroBatch, inputs: Inputs, decision: Tensor) -> TokenLoss:
     """Computes a micro-batch's loss per token; without the sums of the metrics once these have failed."""
-    tokens = known.observing.run(lambda: settings.functions(inputs.mask.device).loss(inputs, decision))
+    tokens = micro_batch.observers.run(METRICS, lambda: settings.functions(inputs.mask.device).loss(inputs, decision))
     if tokens is None:
         with torch.no_grad(), torch.autocast(inputs.mask.device.type, enabled=False):
             applied = apply(settings.method, settings.shaping, inputs, decision)
-        tokens = TokenLoss(applied.value, applied.weighted, decision.new_zeros(0))
+        tokens = TokenLoss(value=applied.value, weighted=applied.weighted, sums=decision.new_zeros(0))
     return tokens
 
 
@@ -158,11 +170,12 @@ def correct(tokens: TokenLoss, mask: Tensor, weights: Tensor | None) -> tuple[Te
         return None, tokens
     factor = torch.where(mask, weights.detach().to(tokens.value.dtype), 0.0)
     # NaN, because in half precision the loss's gradient would turn infinity into a finite number.
-    value, weighted = (torch.where(factor.isfinite(), of * factor, math.nan) for of in tokens[:2])
+    value = torch.where(factor.isfinite(), tokens.value * factor, math.nan)
+    weighted = torch.where(factor.isfinite(), tokens.weighted * factor, math.nan)
     return factor, tokens._replace(value=value, weighted=weighted)
 
 
-def select(settings: Settings, known: MicroBatch, mask: Tensor, tokens: TokenLoss) -> tuple[Tensor, TokenLoss]:
+def select(settings: Settings, micro_batch: MicroBatch, mask: Tensor, tokens: TokenLoss) -> tuple[Tensor, TokenLoss]:
     """Applies entropy selection to a micro-batch's loss.
 
     Returns the tokens that are kept, bool, (sequences, response length), all in the mask without a selection; and the
@@ -170,14 +183,14 @@ def select(settings: Settings, known: MicroBatch, mask: Tensor, tokens: TokenLos
     """
     if settings.select is None:
         return mask, tokens
-    if known.entropy is None:
+    if micro_batch.entropy is None:
         raise ValueError(f"{NODE}.select needs entropy: {REMEDIES['entropy']}.")
-    entropy_known = torch.where(mask, known.entropy.detach(), 0.0).isfinite()
-    value, weighted = (torch.where(entropy_known, of, math.nan) for of in tokens[:2])
+    entropy_known = torch.where(mask, micro_batch.entropy.detach(), 0.0).isfinite()
+    value = torch.where(entropy_known, tokens.value, math.nan)
+    weighted = torch.where(entropy_known, tokens.weighted, math.nan)
     # A token whose loss is not finite is always kept. Without it, verl would not skip the step.
-    kept = settings.select.selected(known.entropy, mask, known.step.entropy_bucket) | value.isnan()
-    value, weighted = (torch.where(kept, of, 0.0) for of in (value, weighted))
-    return kept, tokens._replace(value=value, weighted=weighted)
+    kept = settings.select.selected(micro_batch.entropy, mask, micro_batch.step.entropy_bucket) | value.isnan()
+    return kept, tokens._replace(value=torch.where(kept, value, 0.0), weighted=torch.where(kept, weighted, 0.0))
 
 
 def normaliser(
@@ -192,33 +205,40 @@ def normaliser(
     return kept, totals
 
 
-def leave_metrics(settings: Settings, known: MicroBatch, sums: Tensor, statistics: Tensor, loss: Tensor) -> None:
+def leave_metrics(settings: Settings, micro_batch: MicroBatch, sums: Tensor, statistics: Tensor, loss: Tensor) -> None:
     """Leaves a micro-batch's metrics in it, by a single transfer to the host."""
-    method, applied = settings.method, known.applied
-    values, counts = {}, {}
+    method = settings.method
+    applied = micro_batch.applied
+    values = {}
+    counts = {}
     for metric, members in declared(method, method.metrics(statistics, applied.decision)):
         # If each micro-batch decides for itself, its counts are a part of the mini-batch's.
-        group = counts if metric.adds_up and known.step.statistics is None else values
+        group = counts if metric.adds_up and micro_batch.step.statistics is None else values
         group |= {f"clipx/{name}": tensor for name, tensor in members.items()}
     if settings.mask is not None:
         counts |= masked_sequences(applied)
-    if known.step.at_ratio_one:
+    if micro_batch.step.at_ratio_one:
         counts |= floor_bins(applied.inputs, FLOOR)
-    of_tokens, more, known.values, known.counts, own = to_host(
-        named_sums(sums), more_sums(known), values, counts, {"loss": loss.detach()}
+    of_tokens, more, micro_batch.values, micro_batch.counts, own = to_host(
+        named_sums(sums), more_sums(micro_batch), values, counts, {"loss": loss.detach()}
     )
-    known.sums = token_metrics(of_tokens.values(), dual_clipped=method.dual_clip is not None) | more
-    if known.step.at_ratio_one:
-        known.sums |= clipped_at_ratio_one(known.sums, FLOOR)
-    known.loss = own["loss"]
+    micro_batch.sums = token_metrics(of_tokens.values(), dual_clipped=method.dual_clip is not None) | more
+    if micro_batch.step.at_ratio_one:
+        micro_batch.sums |= clipped_at_ratio_one(micro_batch.sums, FLOOR)
+    micro_batch.loss = own["loss"]
 
 
-def more_sums(known: MicroBatch) -> dict[str, Tensor]:
+def more_sums(micro_batch: MicroBatch) -> dict[str, Tensor]:
     """Sums over a micro-batch's tokens what is not the loss's own, by metric key: 0-d float64 tensors."""
-    (settings, inputs, _, _, kept, unmasked, whole), counted, metrics = known.applied, known.counted, {}
+    settings, inputs, _, _, kept, unmasked, whole = micro_batch.applied
+    counted = micro_batch.counted
+    metrics = {}
 
     def number_of(tokens: Tensor) -> Tensor:
-        return (tokens if counted is None else tokens & counted).sum(dtype=torch.float64)
+        """Return how many of these tokens count."""
+        if counted is not None:
+            tokens = tokens & counted
+        return tokens.sum(dtype=torch.float64)
 
     # Within each sequence, the share of selected tokens is the configured one up to rounding.
     if settings.selects_over_mini_batch:
@@ -228,17 +248,20 @@ def more_sums(known: MicroBatch) -> dict[str, Tensor]:
     if settings.mask is not None:
         masked = by_sign(unmasked & ~inputs.mask, inputs.advantages)
         metrics |= {MASKED[sign].key: number_of(of_sign) for sign, of_sign in masked.items()}
-    if known.age is not None:
+    if micro_batch.age is not None:
         of_age = inputs.mask if counted is None else inputs.mask & counted
-        metrics[VERSIONS_SUM] = (known.age * of_age.sum(1, dtype=torch.float64)).sum()
-    if known.step.at_ratio_one:
+        tokens = of_age.sum(1, dtype=torch.float64)
+        sums = tokens @ micro_batch.age.to(tokens)
+        metrics |= dict(zip(AGE_SUMS, sums.unbind(), strict=True))
+    if micro_batch.step.at_ratio_one:
         metrics |= floor_sums(inputs, FLOOR)
     return metrics
 
 
 def masked_sequences(applied: AppliedMethod) -> dict[str, Tensor]:
     """Counts the sequences that a mask takes out whole, by metric key: 0-d tensors."""
-    inputs, unmasked = applied.inputs, applied.unmasked
+    inputs = applied.inputs
+    unmasked = applied.unmasked
     gone = unmasked.any(-1, keepdim=True) & ~inputs.mask.any(-1, keepdim=True)
     of_sign = by_sign(gone, mean_over_sequence(inputs.advantages, unmasked))
     return {MASKED_SEQUENCES[sign].key: members.sum(dtype=torch.float64) for sign, members in of_sign.items()}
@@ -249,10 +272,10 @@ def by_sign(members: Tensor, advantages: Tensor) -> dict[str, Tensor]:
     return {"negative": members & (advantages < 0), "positive": members & (advantages > 0)}
 
 
-def metrics_of_call(known: MicroBatch) -> dict[str, float]:
+def metrics_of_call(micro_batch: MicroBatch) -> dict[str, float]:
     """Returns the metrics of a single call outside a worker: means over its tokens, and what the method decided."""
-    tokens = max(known.sums[TOKENS], 1.0)
+    tokens = max(micro_batch.sums[TOKENS], 1.0)
     # Of the rejected tokens only the worker knows which share of the mini-batch they are.
-    sums = {key: total for key, total in known.sums.items() if key not in (TOKENS, REJECTED.key)}
+    sums = {key: total for key, total in micro_batch.sums.items() if key not in (TOKENS, REJECTED.key)}
     means = with_ratios_of_sums({key: [total / tokens] for key, total in sums.items()})
-    return {**{key: value for key, (value,) in means.items()}, **known.values, **known.counts}
+    return {**{key: value for key, (value,) in means.items()}, **micro_batch.values, **micro_batch.counts}

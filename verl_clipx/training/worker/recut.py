@@ -21,6 +21,7 @@ from verl_clipx.run.config import Observe, clip_range
 from verl_clipx.training.worker.layout import pad_rows, response_part
 from verl_clipx.training.worker.observe import SEQUENCE_LEVEL
 from verl_clipx.training.worker.policy_loss import decide
+from verl_clipx.training.worker.rows import OLD_LOG_PROBS, hashes
 from verl_clipx.training.worker.step import MeasuredFloor, OptimizerStep, inputs_of, micro_batch_of
 
 
@@ -47,6 +48,7 @@ def measure_recut(
     needs_entropy = not isinstance(settings, Observe) and "entropy" in settings.method.asks_for
     sums: dict[str, Tensor] = {}
     bins: dict[str, Tensor] = {}
+    log_probs: dict[int, Tensor] = {}
 
     def loss_function(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
         mask = pad_rows(data["response_mask"]).bool()
@@ -65,11 +67,15 @@ def measure_recut(
                 # What this pass finds is no part of what the step collects.
                 _, decision = decide(settings, replace(step, collected=None), inputs)
                 of_tokens = named_sums(token_loss(settings.method, settings.shaping, inputs, decision).sums)
-                low, high = of_tokens["LN"], of_tokens["HP"]
+                low = of_tokens["LN"]
+                high = of_tokens["HP"]
             found = floor_sums(inputs, FLOOR_RECUT)
             found |= {FLOOR_RECUT.clip_fraction_low.key: low, FLOOR_RECUT.clip_fraction_high.key: high}
             _add(sums, found)
             _add(bins, floor_bins(inputs, FLOOR_RECUT))
+        rows = zip(tensors["log_prob"].unbind(), mask.unbind(), strict=True)
+        of_responses = [log_prob[tokens] for log_prob, tokens in rows]
+        log_probs.update(zip(hashes(data, OLD_LOG_PROBS, None), of_responses, strict=True))
         return torch.zeros((), device=mask.device), {}
 
     tu.assign_non_tensor(other, calculate_entropy=needs_entropy, distillation_use_topk=False)
@@ -77,7 +83,9 @@ def measure_recut(
     with engine.eval_mode(disable_auto_offload=offload), torch.no_grad():
         engine.forward_backward_batch(other, loss_function, forward_only=True)
     # A rank of a pipeline may see no loss.
-    return MeasuredFloor(*to_host(sums, bins)) if sums else None
+    if not sums:
+        return None
+    return MeasuredFloor(*to_host(sums, bins), log_probs)
 
 
 def cut_otherwise(data: Any, cut: dict[str, Any]) -> Any:
@@ -113,7 +121,8 @@ def cut_otherwise(data: Any, cut: dict[str, Any]) -> Any:
 
 def _lengths(data: Any) -> list[int]:
     """Returns the number of tokens of each row, prompt and response."""
-    prompts, responses = data["prompts"], data["responses"]
+    prompts = data["prompts"]
+    responses = data["responses"]
     if prompts.is_nested:
         return (prompts.offsets().diff() + responses.offsets().diff()).tolist()
     return data["attention_mask"].sum(1).tolist()

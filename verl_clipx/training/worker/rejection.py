@@ -4,14 +4,13 @@ In decoupled mode verl's trainer removes the tokens from response_mask before th
 verl's own bypass loss would reject, so the plugin's does it itself.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from verl_clipx.losses.modifiers.rejection import Rejection, parse_criteria
-from verl_clipx.run.keys import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_IS, WITH_ROLLOUT_RS
+from verl_clipx.run.sampling import Correction
 from verl_clipx.training.worker.layout import pad_rows, places
 
 # What the order of a sum over a sequence may do to a log-ratio, in nats a token.
@@ -20,38 +19,41 @@ ROUNDED = 1e-6
 
 def rejection_of(policy_loss: Any) -> Rejection:
     """Returns what a run's loss has to reject: nothing outside bypass mode, where verl's trainer has done it."""
-    options = getattr(getattr(policy_loss, "run", None), "options", {})
-    if not options.get(BYPASS) or options.get(ROLLOUT_RS) is None:
+    handover = getattr(policy_loss, "run", None)
+    if handover is None or not handover.record.correction.rejects_in_loss:
         return Rejection()
-    return parse_criteria(str(options[ROLLOUT_RS]), str(options.get(WITH_ROLLOUT_RS[0])))
+    correction = handover.record.correction
+    return parse_criteria(str(correction.rejection), str(correction.rejection_threshold))
 
 
-def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) -> Tensor:
+def left_by_verl(correction: Correction, mask: Tensor, log_ratio: Tensor) -> Tensor:
     """Returns the tokens that verl's own code keeps: bool, (sequences, response length). It waits for the accelerator.
 
-    `options` are the run's keys of `keys.READ`, `log_ratio` is relative to the rollout policy.
+    `log_ratio` is relative to the rollout policy.
     """
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 
     if not mask.any():
         return mask
-    names, threshold = options[ROLLOUT_RS], options.get(WITH_ROLLOUT_RS[0])
+    names = correction.rejection
+    threshold = correction.rejection_threshold
     return compute_rollout_rejection_mask(log_ratio, mask, names, threshold)[0].bool()
 
 
-def left_by_trainer(options: Mapping[str, Any], data: Any) -> Tensor:
+def left_by_trainer(correction: Correction, data: Any) -> Tensor:
     """Returns the tokens that verl's trainer leaves, or should have left as far as the data tell, bool."""
-    (mask, whole), names = masks_in(data), options.get(ROLLOUT_RS)
-    if "loss_mask" not in data or names is None or options.get(BYPASS):
+    mask, whole = masks_in(data)
+    names = correction.rejection
+    if "loss_mask" not in data or names is None or correction.bypass:
         return whole & present_in(data)
     if "rollout_log_probs" not in data:
         return mask
     # One criterion says the same of the tokens that it has left.
-    told = whole_rows(options, data) | ("," not in str(names))
-    return left_by_verl(options, whole, log_ratio_in(data)).where(told, mask)
+    told = whole_rows(correction, data) | ("," not in str(names))
+    return left_by_verl(correction, whole, log_ratio_in(data)).where(told, mask)
 
 
-def weights_by_verl(options: Mapping[str, Any], data: Any) -> Tensor | None:
+def weights_by_verl(correction: Correction, data: Any) -> Tensor | None:
     """Returns verl's own weights of its correction before it normalises them, (3, sequences, length), or None.
 
     The second and third are those of log-ratios that differ by what rounding does, because at a threshold a weight
@@ -60,20 +62,22 @@ def weights_by_verl(options: Mapping[str, Any], data: Any) -> Tensor | None:
     """
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
-    (_, whole), level = masks_in(data), options[ROLLOUT_IS]
+    _, whole = masks_in(data)
+    level = correction.weights
     if "rollout_log_probs" not in data or not whole.any():
         return None
-    threshold, log_ratio = options.get(WITH_ROLLOUT_IS[0]), log_ratio_in(data)
+    threshold = correction.weights_threshold
+    log_ratio = log_ratio_in(data)
     made = [log_ratio + by for by in (0.0, ROUNDED, -ROUNDED)]
     weights = torch.stack([compute_rollout_correction_weights(one, whole, level, threshold)[0] for one in made])
-    return weights.where(whole_rows(options, data) | (level == "token"), torch.nan)
+    return weights.where(whole_rows(correction, data) | (level == "token"), torch.nan)
 
 
-def whole_rows(options: Mapping[str, Any], data: Any) -> Tensor:
+def whole_rows(correction: Correction, data: Any) -> Tensor:
     """Returns whether the data have a sequence's mask of before the trainer's rejection, bool, (sequences, 1)."""
     mask, whole = masks_in(data)
     # The trainer may have rejected in both masks.
-    unknown = options.get(ROLLOUT_RS) is not None and torch.equal(whole, mask)
+    unknown = correction.rejection is not None and torch.equal(whole, mask)
     return (mask == present_in(data)).all(1, keepdim=True) | (not unknown)
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 # What a loss reads of a row that its prompt and response don't say, and which does not change from update to update.
 MASKS = ("response_mask", "loss_mask", "attention_mask")
-NUMBERS = ("old_log_probs", "advantages", "ref_log_prob", "rollout_log_probs", "rollout_is_weights")
+OLD_LOG_PROBS = "old_log_probs"
+NUMBERS = (OLD_LOG_PROBS, "advantages", "ref_log_prob", "rollout_log_probs", "rollout_is_weights")
 # A trainer may hand these on in a narrower dtype than the worker got: F * A is of what the loss reads.
 MAY_BE_NARROWER = ("advantages",)
 
@@ -48,10 +49,11 @@ class Rows:
         """Counts the rows of a micro-batch as trained, and returns whether one was trained again before others."""
         again = False
         for field, of_field in rows.items():
-            got, trained = self._known(field), self._trained[field]
-            trained.update(of_field)
-            epoch = math.ceil(trained.total() / max(got.total(), 1))
-            again = again or any(trained[row] > epoch * got[row] for row in of_field)
+            times_got = self._known(field)
+            times_trained = self._trained[field]
+            times_trained.update(of_field)
+            epoch = math.ceil(times_trained.total() / max(times_got.total(), 1))
+            again = again or any(times_trained[row] > epoch * times_got[row] for row in of_field)
         return again
 
     def equally_often(self) -> bool:
@@ -89,9 +91,14 @@ def hashes(data: Any, name: str, dtype: torch.dtype | None) -> list[int]:
     Args:
         dtype: the values are rounded to it; None: as they are.
     """
-    columns = [[values(row) for row in data[key].cpu().unbind()] for key in ("prompts", "responses")]
-    rows = [values(row if dtype is None else row.to(dtype), mask=name in MASKS) for row in data[name].cpu().unbind()]
-    return [hash(row) for row in zip(*columns, rows, strict=True)]
+    prompts = [values(row) for row in data["prompts"].cpu().unbind()]
+    responses = [values(row) for row in data["responses"].cpu().unbind()]
+    rows = []
+    for row in data[name].cpu().unbind():
+        if dtype is not None:
+            row = row.to(dtype)
+        rows.append(values(row, mask=name in MASKS))
+    return [hash(row) for row in zip(prompts, responses, rows, strict=True)]
 
 
 def values(row: Tensor, *, mask: bool = False) -> bytes:

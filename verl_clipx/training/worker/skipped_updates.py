@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.base.shared_metrics import NOT_FINITE_LOG_PROBS, NOT_FINITE_RANK, SKIPPED_UPDATES
-from verl_clipx.training.observing import Part
+from verl_clipx.training.observing import Observers
 from verl_clipx.training.worker.layout import pad_rows, response_part
 from verl_clipx.training.worker.step import NotFinite, OptimizerStep, RolloutBatch
 
 logger = logging.getLogger(__name__)
+
+NAMING = "naming what was not finite"
 
 # The fields of verl's mini-batch, causes before what is computed from them, each with an explanation for the log.
 REWARDS = ("rm_scores", "token_level_scores", "token_level_rewards")
@@ -49,37 +51,54 @@ def not_finite_in(data: Any, log_probs: Tensor | None = None, entropy: Tensor | 
         values["log_probs"] = response_part(log_probs, data, mask.shape[1])
     if entropy is not None:
         values["entropy"] = entropy
-    prompts = [str(getattr(name, "data", name)) for name in data["uid"]] if "uid" in data else None
-    found = {}
-    for name in filter(values.__contains__, FIELDS):
+    prompts = None
+    if "uid" in data:
+        prompts = [str(getattr(name, "data", name)) for name in data["uid"]]
+    counts = {}
+    # In the order of `FIELDS`, causes first.
+    for name in FIELDS:
+        if name not in values:
+            continue
         wrong = ~values[name].isfinite()
-        rows = (wrong if name in REWARDS else wrong & mask).sum(1).tolist()
+        if name not in REWARDS:
+            wrong = wrong & mask
+        # How many tokens of each sequence are not finite.
+        rows = wrong.sum(1).tolist()
         if any(rows):
             first = next(index for index, tokens in enumerate(rows) if tokens)
-            found[name] = NotFinite(sum(rows), sum(map(bool, rows)), None if prompts is None else prompts[first])
-    return found
+            counts[name] = NotFinite(
+                tokens=sum(rows), sequences=sum(map(bool, rows)), prompt=None if prompts is None else prompts[first]
+            )
+    return counts
 
 
 def merge_counts(first: dict[str, NotFinite], second: dict[str, NotFinite]) -> dict[str, NotFinite]:
     """Adds up what is not finite in two micro-batches of one mini-batch, of which the first comes earlier."""
-    both = dict(first)
-    for name, more in second.items():
-        before = both.get(name, NotFinite(0, 0, more.prompt))
-        both[name] = NotFinite(before.tokens + more.tokens, before.sequences + more.sequences, before.prompt)
-    return {name: both[name] for name in FIELDS if name in both}
+    merged = dict(first)
+    for name, later in second.items():
+        earlier = merged.get(name, NotFinite(tokens=0, sequences=0, prompt=later.prompt))
+        merged[name] = NotFinite(
+            tokens=earlier.tokens + later.tokens, sequences=earlier.sequences + later.sequences, prompt=earlier.prompt
+        )
+    return {name: merged[name] for name in FIELDS if name in merged}
 
 
-def describe(found: dict[str, NotFinite]) -> str:
+def describe(not_finite: dict[str, NotFinite]) -> str:
     """Says what is not finite, in words for the log."""
-    return "; ".join(
-        f"{name} ({FIELDS[name]}) in {with_noun(of.tokens, 'token')} of {with_noun(of.sequences, 'sequence')}"
-        + ("" if of.prompt is None else f", first of the prompt with uid {of.prompt}")
-        for name, of in found.items()
-    )
+    parts = []
+    for name, counts in not_finite.items():
+        tokens = with_noun(counts.tokens, "token")
+        sequences = with_noun(counts.sequences, "sequence")
+        part = f"{name} ({FIELDS[name]}) in {tokens} of {sequences}"
+        if counts.prompt is not None:
+            part += f", first of the prompt with uid {counts.prompt}"
+        parts.append(part)
+    return "; ".join(parts)
 
 
 def with_noun(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
+    """Returns a number and its noun, in the plural unless the number is 1."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def record_gradient_norm(
@@ -95,6 +114,7 @@ def record_gradient_norm(
     """
 
     def recording(*args: Any, **kwargs: Any) -> Any:
+        """Take the engine's optimizer step, and note its norm in the worker's."""
         norm = optimizer_step(*args, **kwargs)
         step = current_step()
         if step is not None:
@@ -112,12 +132,18 @@ def check_gradient_norm(engine: Any, step: OptimizerStep) -> None:
 
 
 class SkippedUpdates:
-    """Counts skipped updates over a rollout batch, and names what was not finite in this rank's mini-batches once."""
+    """Counts skipped updates over a rollout batch, and names what was not finite in this rank's mini-batches once.
 
-    def __init__(self, engine: Any, rank: int, all_reduce: Callable[[Tensor], Tensor]):
-        self._engine, self._rank, self._all_reduce = engine, rank, all_reduce
+    Args:
+        observers: those under which it names what was not finite.
+    """
+
+    def __init__(self, engine: Any, rank: int, all_reduce: Callable[[Tensor], Tensor], observers: Observers):
+        self._engine = engine
+        self._rank = rank
+        self._all_reduce = all_reduce
+        self._observers = observers
         self._named: set[str] = set()
-        self.naming = Part("naming what was not finite")
         # verl's Megatron engine steps whatever the gradient is.
         strategy = getattr(getattr(engine, "engine_config", None), "strategy", None)
         self._verb = "takes" if strategy == "megatron" else "skips"
@@ -126,16 +152,18 @@ class SkippedUpdates:
         """Counts the update that ends if verl skipped it, and warns of what no earlier warning named."""
         if not step.taken:
             batch.skipped += 1
-        self.naming.run(lambda: self._name(step, batch, data))
+        self._observers.run(NAMING, lambda: self._name(step, batch, data))
 
     def _name(self, step: OptimizerStep, batch: RolloutBatch, data: Any) -> None:
+        """Notes in the rollout batch what was not finite in a skipped update, and warns of what is new of it."""
         wrong = step.not_finite
         if not step.taken and not wrong and self._engine.is_mp_src_rank_with_outputs():
             # The policy's loss was finite, but another term, such as verl's KL loss, may not be.
             wrong = not_finite_in(data)
         if not step.taken:
             batch.not_finite = merge_counts(batch.not_finite, wrong)
-        if new := wrong.keys() - self._named:
+        new = wrong.keys() - self._named
+        if new:
             self._named |= new
             verb = "takes" if step.taken else self._verb
             logger.warning(NOT_FINITE, verb, step.gradient_norm, self._rank, describe(wrong))

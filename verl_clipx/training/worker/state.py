@@ -48,7 +48,8 @@ class ControllerState:
     def remember(self, statistics: Tensor | None) -> None:
         """Keeps what waited, summed over all ranks."""
         if statistics is not None:
-            (position, _), self.waiting = self.waiting, None
+            position, _ = self.waiting
+            self.waiting = None
             self.statistics[position] = statistics
 
     def end(self, step: OptimizerStep, position: str) -> None:
@@ -80,10 +81,14 @@ def write_state(folder: Path, state: ControllerState, method: Method) -> Path:
 
 def read_state(folder: Path, method: Method) -> ControllerState:
     """Reads a state that `write_state` wrote and that belongs to a method with its parameters; raises UnusableState."""
-    path, belongs_to = folder / FILE, description(method)
+    path = folder / FILE
+    belongs_to = description(method)
     try:
         content = read_json(path)
-        form, owner, step, statistics = (content[key] for key in ("format", "belongs_to", "step", "statistics"))
+        form = content["format"]
+        owner = content["belongs_to"]
+        step = content["step"]
+        statistics = content["statistics"]
     except FileNotFoundError:
         raise UnusableState(f"{path} does not exist: the checkpoint was not written by a run of this plugin") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -103,26 +108,37 @@ def read_state(folder: Path, method: Method) -> ControllerState:
 
 
 def state_rank(engine: Any, device: Any) -> int:
-    """Returns the rank that keeps the state: one of the last pipeline stage, which sees tokens. Every rank calls it."""
-    own = engine.is_mp_src_rank_with_outputs() and engine.get_data_parallel_rank() == 0
-    rank = torch.tensor(torch.distributed.get_rank() if own else -1, device=device)
+    """Returns the rank that keeps the state: the one of the first data-parallel rank that has the model's outputs.
+
+    With pipeline stages it is a rank of the last one, which sees tokens. Every rank has to call this.
+    """
+    keeps_state = engine.is_mp_src_rank_with_outputs() and engine.get_data_parallel_rank() == 0
+    own_rank = torch.distributed.get_rank() if keeps_state else -1
+    rank = torch.tensor(own_rank, device=device)
     torch.distributed.all_reduce(rank, op=torch.distributed.ReduceOp.MAX)
     return int(rank)
 
 
 def restored_state(folder: Path, settings: Settings, source: int, device: Any) -> ControllerState:
-    """Returns the state in a checkpoint's actor folder, read by the rank `source` and sent to the others.
+    """Returns the state in a checkpoint's actor folder, which one rank reads and sends to the others.
 
-    RuntimeError: it is unusable, the bounds need one, and clipx.missing_state is not "fresh".
+    Args:
+        folder: the actor's, inside the checkpoint.
+        settings: those of the run that goes on.
+        source: the rank that reads; every rank has to call this.
+        device: where the statistics will be.
+
+    Raises:
+        RuntimeError: the state is unusable, the bounds need one, and clipx.missing_state is not "fresh".
     """
-    found: list[Any] = [None]
+    sent: list[Any] = [None]
     if torch.distributed.get_rank() == source:
         try:
-            found = [read_state(folder, settings.method)]
+            sent = [read_state(folder, settings.method)]
         except UnusableState as error:
-            found = [error]
-    torch.distributed.broadcast_object_list(found, src=source)
-    (state,) = found
+            sent = [error]
+    torch.distributed.broadcast_object_list(sent, src=source)
+    (state,) = sent
     if isinstance(state, ControllerState):
         state.statistics = {key: vector.to(device) for key, vector in state.statistics.items()}
         return state
@@ -137,6 +153,7 @@ def _damaged(path: Path, what: str) -> UnusableState:
 
 
 def _vector(path: Path, position: str, values: Any, method: Method) -> Tensor:
+    """Returns the statistics of an update at a position, float64; raises UnusableState if they cannot be a method's."""
     size = method.statistics_size
     if not (isinstance(values, list) and len(values) == size and all(map(_is_finite, values))):
         raise _damaged(path, f"statistics of {position} must be {size} finite numbers, not {values!s:.60}")

@@ -17,7 +17,7 @@ from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.run.keys import CALCULATE_LOG_PROBS
 from verl_clipx.run.schedule import position
-from verl_clipx.training.observing import Part
+from verl_clipx.training.observing import Observers
 from verl_clipx.training.worker.layout import AGE, TokenPass, pad_rows, prompt_groups, response_part, restrict
 
 
@@ -30,10 +30,18 @@ class NotFinite(NamedTuple):
 
 
 class MeasuredFloor(NamedTuple):
-    """This rank's sums of a measurement of the floor, by metric key: those that become means, and those that do not."""
+    """This rank's second measurement of the floor.
+
+    Args:
+        sums: the sums that become means over tokens, by metric key.
+        bins: the sums that stay as they are, by metric key.
+        log_probs: by the hash of a row's old_log_probs (`rows.hashes`), what the pass gave the tokens of its response,
+            (tokens,).
+    """
 
     sums: dict[str, float]
     bins: dict[str, float]
+    log_probs: dict[int, Tensor]
 
 
 @dataclass
@@ -53,6 +61,7 @@ class OptimizerStep:
         collected: the statistics of each micro-batch of this rank's training pass; None if nobody needs them.
         of_rollout_batch: whether the update is one of a rollout batch, at whose end sums become metrics.
         at_ratio_one: whether the weights are those of old_log_probs, so that the ratio is 1 but for rounding.
+        row_hashes: the hashes of this rank's rows of the mini-batch, int64, (rows,); None if there are none.
         recut: the floor as it was measured beforehand with other micro-batches; None if it was not.
         not_finite: by field, what is known not to be finite in this rank's mini-batch.
         optimizer_stepped: whether the engine's optimizer step was called, on every rank.
@@ -70,6 +79,7 @@ class OptimizerStep:
     collected: list[Tensor] | None = None
     of_rollout_batch: bool = True
     at_ratio_one: bool = False
+    row_hashes: Tensor | None = None
     recut: MeasuredFloor | None = None
     not_finite: dict[str, NotFinite] = field(default_factory=dict)
     optimizer_stepped: bool = False
@@ -106,7 +116,9 @@ class RolloutBatch:
     def begin(self, token_pass: TokenPass | None, *, last: bool) -> None:
         """Begins the next pass over the rollout batch; `last`: no other one follows."""
         self.updates_before_pass += self.update
-        self.token_pass, self.last_pass, self.update = token_pass, last, 0
+        self.token_pass = token_pass
+        self.last_pass = last
+        self.update = 0
 
     @property
     def is_first(self) -> bool:
@@ -116,7 +128,8 @@ class RolloutBatch:
     @property
     def position(self) -> str:
         """Returns the name of the next update within the rollout batch."""
-        return position(self.update, None if self.token_pass is None else self.token_pass.name)
+        pass_name = None if self.token_pass is None else self.token_pass.name
+        return position(self.update, pass_name)
 
 
 class Observer:
@@ -141,10 +154,20 @@ class Observer:
         `loss` is what verl's loss function returned, the others its arguments as verl's engine gives them.
         """
 
+    def report(self) -> Any:
+        """Called with each micro-batch; returns what all ranks hear of it after the update.
+
+        It may not wait for the accelerator. An observer that may end the run is not asked.
+        """
+        return None
+
+    def hear(self, reports: list[Any]) -> None:
+        """Called after the update on ranks with outputs, with what each rank reported last."""
+
     def end_update(self, step: OptimizerStep) -> None:
         """Called after the optimizer's step."""
 
-    def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
+    def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[Any]]:
         """Called after the last update; returns the rollout batch's metrics by key."""
         return {}
 
@@ -192,13 +215,15 @@ class MicroBatch:
         rollout_log_prob: the rollout policy's, (sequences, response length), padded; None if the rollout has none.
         entropy: the current policy's in nats, (sequences, response length); None if nothing needs it.
         group: int64, (sequences,): equal numbers for the responses to one prompt; None if nothing needs it.
-        age: weight versions since each sequence was generated, int64, (sequences,); None if unknown.
+        age: weight versions since each sequence's first and last token were generated, int64, (sequences, 2); None if
+            unknown.
         counted: bool, (sequences, response length): the tokens of Lopti's pass; None without Lopti.
         applied: filled by the loss: what it did to the tokens.
         sums, values, counts: filled by the loss, from metric key to a sum over this micro-batch's tokens; to a value
             that is not one; to a number that adds up over the mini-batch's micro-batches.
         loss: filled by the loss: its value.
-        observing: what fills in the sums, values and counts.
+        observers: what the sums, values and counts are filled in under; outside a training worker its own, under which
+            exceptions end the call.
     """
 
     step: OptimizerStep = field(default_factory=OptimizerStep)
@@ -212,7 +237,7 @@ class MicroBatch:
     values: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
     loss: float = 0.0
-    observing: Part = field(default_factory=lambda: Part("the metrics of a loss"))
+    observers: Observers = field(default_factory=Observers)
 
 
 _current: ContextVar[MicroBatch | None] = ContextVar("verl_clipx_micro_batch", default=None)
@@ -225,6 +250,7 @@ def current_micro_batch() -> MicroBatch | None:
 
 @contextmanager
 def in_micro_batch(micro_batch: MicroBatch) -> Iterator[MicroBatch]:
+    """Makes a micro-batch the current one within a block."""
     token = _current.set(micro_batch)
     try:
         yield micro_batch
@@ -239,22 +265,22 @@ def micro_batch_of(
 
     `model_output` is None before a pass.
     """
-    known = MicroBatch(step)
+    micro_batch = MicroBatch(step)
     if model_output is not None and model_output.get("entropy", None) is not None:
-        known.entropy = response_part(model_output["entropy"], data, pad_rows(data["response_mask"]).shape[1])
+        micro_batch.entropy = response_part(model_output["entropy"], data, pad_rows(data["response_mask"]).shape[1])
     if isinstance(settings, Observe):
-        return known
+        return micro_batch
     if "rollout_log_probs" in data:
-        known.rollout_log_prob = pad_rows(data["rollout_log_probs"])
+        micro_batch.rollout_log_prob = pad_rows(data["rollout_log_probs"])
     if "group" in settings.method.asks_for:
-        known.group = prompt_groups(data)
+        micro_batch.group = prompt_groups(data)
     if step.token_pass is not None:
-        known.counted = step.token_pass.tokens(data)
-    known.age = data.get(AGE, None)
-    return known
+        micro_batch.counted = step.token_pass.tokens(data)
+    micro_batch.age = data.get(AGE, None)
+    return micro_batch
 
 
-def inputs_of(settings: Settings, known: MicroBatch, **tensors: Tensor) -> Inputs:
+def inputs_of(settings: Settings, micro_batch: MicroBatch, **tensors: Tensor) -> Inputs:
     """Returns the inputs of a method's formulas for one micro-batch: the tensors, each (sequences, length), and more.
 
     Tokens outside Lopti's pass have no advantage, as in the loss; those that +clipx/mask takes out are not in the mask.
@@ -262,13 +288,13 @@ def inputs_of(settings: Settings, known: MicroBatch, **tensors: Tensor) -> Input
     Raises:
         ValueError: the method needs a field that is missing; says how to provide it.
     """
-    optional = {name: getattr(known, name) for name in settings.asks_for}
+    optional = {name: getattr(micro_batch, name) for name in settings.asks_for}
     for name, tensor in optional.items():
         if tensor is None:
             raise ValueError(f"clipx_{settings.method.name} needs {name}: {REMEDIES[name]}.")
-    if known.counted is not None:
-        tensors["advantages"] = torch.where(known.counted, tensors["advantages"], 0.0)
-    inputs = Inputs(**tensors, counted=known.counted, **optional)
+    if micro_batch.counted is not None:
+        tensors["advantages"] = torch.where(micro_batch.counted, tensors["advantages"], 0.0)
+    inputs = Inputs(**tensors, counted=micro_batch.counted, **optional)
     return inputs._replace(mask=remaining(settings.mask, inputs))
 
 

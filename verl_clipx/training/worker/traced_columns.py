@@ -23,7 +23,7 @@ class Response:
         prompt, prompt_ids: the prompt's hash and its tokens, an array, int64, (length of the prompt,).
         sample: the response's number among the responses to the prompt in this step.
         score: the reward, or None.
-        age: weight versions since the response was sampled, or None.
+        age: weight versions since the response's first token was sampled, or None.
         token_ids, mask: the response's tokens, int64, and those that the loss counts, bool, (length,).
         rollout_log_prob: log-probabilities under the policy that sampled, (length,), or None.
         group: the number of verl's group of responses, or None.
@@ -44,7 +44,8 @@ class HostCopy:
     """A tensor, which nothing else may write to, on its way to the host. Only reading it waits for the copy."""
 
     def __init__(self, values: Tensor):
-        self._values, self._arrived = values, None
+        self._values = values
+        self._arrived = None
         if values.device.type != "cpu":
             self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             self._values.copy_(values, non_blocking=True)
@@ -87,7 +88,9 @@ class TokenTexts:
 
     def whole(self, tokens: Sequence[int]) -> str | None:
         """Returns the text of several tokens; None without a tokenizer."""
-        return None if self._tokenizer is None else self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+        if self._tokenizer is None:
+            return None
+        return self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
 
     def _decoded(self, token: int) -> str:
         """Returns a token's text as within a longer text, so including a leading space."""
@@ -108,50 +111,63 @@ def decisions_of(parts: list[TracedRows]) -> dict[int, list[float]]:
 
 def columns_of(parts: list[TracedRows], texts: TokenTexts) -> dict[str, Any]:
     """Makes the columns of `traces.SCHEMA`, except for those that follow from the shard; all parts have the same."""
-    responses = [response for part in parts for response in part.responses]
-    masks = [response.mask.numpy() for response in responses]
-    rows = (row for part in parts for row in part.values.numpy())
-    numbers = [row[:, : mask.size][:, mask] for row, mask in zip(rows, masks, strict=True)]
-    lengths = [mask.sum() for mask in masks]
+    # One of each for every traced response.
+    responses: list[Response] = []
+    numbers: list[numpy.ndarray] = []
+    micro_batches: list[int] = []
+    for part in parts:
+        for response, row in zip(part.responses, part.values.numpy(), strict=True):
+            mask = response.mask.numpy()
+            responses.append(response)
+            numbers.append(row[:, : mask.size][:, mask])
+            micro_batches.append(part.micro_batch)
+    lengths = [int(response.mask.sum()) for response in responses]
     columns: dict[str, Any] = dict(zip(parts[0].names, numpy.concatenate(numbers, axis=1), strict=True))
 
-    def each(value: Callable[[Response], Any]) -> pyarrow.Array:
+    def of_response(value: Callable[[Response], Any]) -> pyarrow.Array:
+        """Return a column in which every token has the value of its response."""
         places = numpy.repeat(numpy.arange(len(responses)), lengths)
         return pyarrow.array([value(response) for response in responses]).take(pyarrow.array(places))
 
-    def every(values: Callable[[Response], Any]) -> numpy.ndarray:
-        return numpy.concatenate([numpy.asarray(values(one))[mask] for one, mask in zip(responses, masks, strict=True)])
+    def of_token(values: Callable[[Response], Any]) -> numpy.ndarray:
+        """Return a column of the counted tokens' values, which a response has for each of its tokens."""
+        return numpy.concatenate([numpy.asarray(values(response))[response.mask.numpy()] for response in responses])
 
-    tokens, places = numpy.unique(every(lambda one: one.token_ids), return_inverse=True)
+    # Each token is decoded once.
+    tokens, places = numpy.unique(of_token(attrgetter("token_ids")), return_inverse=True)
     columns["token_id"] = tokens[places].astype(numpy.int32)
     columns["text"] = pyarrow.array([texts.of(token) for token in tokens.tolist()]).take(pyarrow.array(places))
-    columns["position"] = every(lambda one: numpy.arange(len(one.mask), dtype=numpy.int32))
-    if all(one.rollout_log_prob is not None for one in responses):
-        columns["rollout_log_prob"] = every(lambda one: one.rollout_log_prob.float())
-    columns |= {name: each(attrgetter(name)) for name in ("prompt", "sample", "score", "age", "group")}
-    columns["prompt_text"] = each(lambda one: texts.whole(one.prompt_ids.tolist()))
+    columns["position"] = of_token(lambda response: numpy.arange(len(response.mask), dtype=numpy.int32))
+    if all(response.rollout_log_prob is not None for response in responses):
+        columns["rollout_log_prob"] = of_token(lambda response: response.rollout_log_prob.float())
+    for name in ("prompt", "sample", "score", "age", "group"):
+        columns[name] = of_response(attrgetter(name))
+    columns["prompt_text"] = of_response(lambda response: texts.whole(response.prompt_ids.tolist()))
     contexts, turns = zip(*map(contexts_and_turns, responses), strict=True)
-    columns["context"], columns["turn"] = list(itertools.chain(*contexts)), numpy.concatenate(turns)
-    of_row = [part.micro_batch for part in parts for _ in part.responses]
-    columns["micro_batch"] = numpy.repeat(numpy.array(of_row, dtype=numpy.int32), lengths)
+    columns["context"] = list(itertools.chain(*contexts))
+    columns["turn"] = numpy.concatenate(turns)
+    columns["micro_batch"] = numpy.repeat(numpy.array(micro_batches, dtype=numpy.int32), lengths)
     for name in FLAGS & columns.keys():
         columns[name] = columns[name] > 0
-    columns["region"] = regions_of(*(columns[name] for name in ("bounded", "low", "high", "advantage")))
+    columns["region"] = regions_of(columns["bounded"], columns["low"], columns["high"], columns["advantage"])
     return columns
 
 
 def contexts_and_turns(response: Response) -> tuple[list[list[int] | None], numpy.ndarray]:
-    """Returns for each counted token those that stand between it and the one before, None without any, and its turn.
+    """Returns what stands before each counted token of a response, and the token's turn.
 
-    A rollout correction rejects tokens of the policy's; only those of others, which have no log-probability, end a
-    turn.
+    Returns:
+        For each counted token the tokens between it and the counted one before, None if there are none; the first one
+        has the prompt before it. And the number of each token's turn, from 0, int32. A turn ends where tokens stand
+        that the policy did not sample, which have no log-probability; those that a rollout correction rejects are the
+        policy's own.
     """
-    at = numpy.flatnonzero(response.mask)
-    since = numpy.concatenate([[0], at[:-1] + 1])
-    contexts: list[list[int] | None] = [None] * len(at)
-    begins = numpy.zeros(len(at), dtype=numpy.int32)
-    for place in numpy.flatnonzero(at > since):
-        between = slice(since[place], at[place])
+    places = numpy.flatnonzero(response.mask)
+    since = numpy.concatenate([[0], places[:-1] + 1])
+    contexts: list[list[int] | None] = [None] * len(places)
+    begins = numpy.zeros(len(places), dtype=numpy.int32)
+    for place in numpy.flatnonzero(places > since):
+        between = slice(since[place], places[place])
         contexts[place] = response.token_ids[between].tolist()
         sampled = None if response.rollout_log_prob is None else response.rollout_log_prob[between]
         begins[place] = place > 0 and (sampled is None or bool((sampled == 0).any()))

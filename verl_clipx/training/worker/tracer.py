@@ -19,7 +19,7 @@ from verl_clipx.losses.applying.token_trace import TokenTrace, observed_token_tr
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.run.trace import Trace
 from verl_clipx.run.trace_format import Shard, UpdateFacts, remove_shards, write_shard
-from verl_clipx.training.observing import Part
+from verl_clipx.training.observing import Observers
 from verl_clipx.training.worker.aggregation import shares_of
 from verl_clipx.training.worker.fingerprints import rows_in
 from verl_clipx.training.worker.layout import ages, prompt_groups
@@ -42,7 +42,8 @@ from verl_clipx.training.worker.traced_columns import (
 )
 
 # The field of verl's mini-batch in which the worker keeps the number of each row's response. NONE: it is not traced.
-ROW, NONE = "clipx_traced_row", -1
+ROW = "clipx_traced_row"
+NONE = -1
 
 # Fields with one value for each token of the response. One of the last two contains the reward.
 RESPONSE_FIELDS = ("responses", "response_mask", "rollout_log_probs", "rm_scores", "token_level_scores")
@@ -64,6 +65,14 @@ def rows_of(values: Tensor, places: list[int]) -> Tensor:
     return torch.stack([values[place] for place in places])
 
 
+def inputs_at(inputs: Inputs, places: list[int]) -> Inputs:
+    """Returns some rows of a micro-batch; a field that it lacks stays None."""
+    fields = {}
+    for name, values in inputs._asdict().items():
+        fields[name] = None if values is None else rows_of(values, places)
+    return Inputs(**fields)
+
+
 def tokens_of_method(applied: AppliedMethod, places: list[int]) -> dict[str, Tensor]:
     """Returns the columns of what a method of the plugin did to the tokens of some rows, (rows, response length) each.
 
@@ -71,7 +80,7 @@ def tokens_of_method(applied: AppliedMethod, places: list[int]) -> dict[str, Ten
     """
     settings, inputs, decision, correction, kept, _, whole = applied
     factor = torch.ones((), device=inputs.mask.device) if correction is None else rows_of(correction, places)
-    rows = Inputs(*(None if values is None else rows_of(values, places) for values in inputs))
+    rows = inputs_at(inputs, places)
     others = {"unshaped_advantage": rows.advantages}
     if correction is not None:
         others["correction"] = factor
@@ -80,33 +89,41 @@ def tokens_of_method(applied: AppliedMethod, places: list[int]) -> dict[str, Ten
     if kept is not whole:
         others["selected"] = rows_of(kept, places)
         factor = factor * others["selected"]
-    method, shaping = settings.method, settings.shaping
+    method = settings.method
+    shaping = settings.shaping
     trace = token_trace(method, apply(method, shaping, rows, decision), factor)
     if whole is not inputs.mask:
         every = rows._replace(mask=rows_of(whole, places))
         others["rejected"] = every.mask & ~rows.mask
-        rejected = token_trace(method, apply(method, shaping, every, decision), factor)
-        pairs = zip(trace, rejected, strict=True)
-        trace = TokenTrace(*(torch.where(rows.mask, left, other) for left, other in pairs))
+        with_rejected = token_trace(method, apply(method, shaping, every, decision), factor)
+        columns = zip(trace, with_rejected, strict=True)
+        trace = TokenTrace(*[torch.where(rows.mask, column, of_every) for column, of_every in columns])
     return {**trace._asdict(), **others}
 
 
 def tokens_of_loss(applied: AppliedLoss, places: list[int]) -> dict[str, Tensor]:
     """Returns the same columns of what one of verl's losses did to the tokens of some rows."""
     share = shares_of(applied.inputs.mask, applied.loss_agg_mode, **applied.config.global_batch_info)
-    rows = Inputs(*(None if values is None else rows_of(values, places) for values in applied.inputs))
+    rows = inputs_at(applied.inputs, places)
     gradient = rows_of(applied.gradient, places)
     trace = observed_token_trace(rows, gradient, applied.bounds, applied.by_sequence, rows_of(share, places))
     return {**trace._asdict(), "unshaped_advantage": trace.advantage}
 
 
 class Tracer(Observer):
-    """Traces the rollout batches of one data-parallel rank; ValueError if `trace` has no folder.
+    """Traces the rollout batches of one data-parallel rank.
 
     Args:
+        trace: which prompts and steps are traced, and to which folder.
+        rank: this data-parallel rank, from 0.
+        ranks: how many data-parallel ranks there are.
+        tokenizer: the model's, which turns tokens into text; None: a token's number stands for its text.
         batches_a_step: how many rollout batches verl logs as one step.
-        last: the number of the run's last rollout batch, or None if unknown.
-        part: as for `TraceWriter`.
+        last_batch: the number of the run's last rollout batch, counted from 1; None if unknown.
+        observers: as for `TraceWriter`.
+
+    Raises:
+        ValueError: `trace` has no folder.
     """
 
     def __init__(
@@ -117,29 +134,36 @@ class Tracer(Observer):
         ranks: int,
         tokenizer: Any,
         batches_a_step: int = 1,
-        last: int | None = None,
-        part: Part | None = None,
+        last_batch: int | None = None,
+        observers: Observers | None = None,
     ):
         if trace.folder is None:
             raise ValueError(f"{trace.node}.folder=None: the run's driver fills it in; outside verl's trainers set it.")
-        self.trace, self.folder = trace, Path(trace.folder)
-        self.rank, self.ranks = rank, ranks
+        self.trace = trace
+        self.folder = Path(trace.folder)
+        self.rank = rank
+        self.ranks = ranks
         self.texts = TokenTexts(tokenizer)
-        self.batches_a_step, self.last = batches_a_step, last
-        self.writer = TraceWriter(part=part)
-        self._step, self._update, self._micro_batch = 1, 0, 0
+        self.batches_a_step = batches_a_step
+        self.last_batch = last_batch
+        self.writer = TraceWriter(observers=observers)
+        # verl counts steps from 1; updates of a step and micro-batches of an update are counted from 0.
+        self._step = 1
+        self._update = 0
+        self._micro_batch = 0
         self._responses: list[Response] = []
         self._parts: list[TracedRows] = []
-        self._goes_on = False
+        self._has_removed_old_shards = False
 
     def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
         """Chooses the rows that are traced. The first call removes shards of its step and of later ones."""
         self._step = batch.number // self.batches_a_step + 1
-        if not self._goes_on:
+        if not self._has_removed_old_shards:
             self.writer.put(partial(remove_shards, self.folder, self._step, self.rank, self.ranks))
-            self._goes_on = True
+            self._has_removed_old_shards = True
         # Drops what an update that did not end has left.
-        self._parts, self._micro_batch = [], 0
+        self._parts = []
+        self._micro_batch = 0
         if batch.number % self.batches_a_step == 0:
             self._update = 0
         if self.trace.includes(self._step):
@@ -152,36 +176,51 @@ class Tracer(Observer):
         """Keeps the columns of the micro-batch's traced rows."""
         if ROW not in data:
             return
-        number, self._micro_batch = self._micro_batch, self._micro_batch + 1
+        number = self._micro_batch
+        self._micro_batch = self._micro_batch + 1
         rows = [_plain(row) for row in data[ROW]]
         places = [place for place, row in enumerate(rows) if row != NONE]
         if not places or micro_batch.applied is None:
             return
-        of_method = isinstance(micro_batch.applied, AppliedMethod)
-        tokens_of, decision = (tokens_of_method, micro_batch.applied.decision) if of_method else (tokens_of_loss, None)
         with torch.no_grad(), torch.autocast(loss.device.type, enabled=False):
-            columns = tokens_of(micro_batch.applied, places)
+            if isinstance(micro_batch.applied, AppliedMethod):
+                columns = tokens_of_method(micro_batch.applied, places)
+                decision = micro_batch.applied.decision
+            else:
+                columns = tokens_of_loss(micro_batch.applied, places)
+                decision = None
             if micro_batch.entropy is not None:
                 columns["entropy"] = rows_of(micro_batch.entropy, places)
-            self.keep(columns, [self._responses[rows[place]] for place in places], number, decision)
+            self._keep(columns, [self._responses[rows[place]] for place in places], number, decision)
 
-    def keep(
+    def _keep(
         self, columns: dict[str, Tensor], responses: list[Response], number: int = 0, decision: Tensor | None = None
     ) -> None:
         """Keeps the columns of some rows, each with its response, and the method's decision until the update ends."""
         values = torch.stack([values.to(torch.float32) for values in columns.values()], 1)
         # Cloned, so that the step's tensor is not kept here; on a CPU, `HostCopy` would hold that tensor itself.
         copy = None if decision is None else HostCopy(decision.detach().clone())
-        self._parts.append(TracedRows(responses, tuple(columns), HostCopy(values), number, copy))
+        self._parts.append(
+            TracedRows(
+                responses=responses, names=tuple(columns), values=HostCopy(values), micro_batch=number, decision=copy
+            )
+        )
 
     def end_update(self, step: OptimizerStep) -> None:
         """Passes what the update's micro-batches added to the writer."""
-        parts, self._parts, self._micro_batch = self._parts, [], 0
-        shard = Shard(self._step, self._update, self.rank)
+        parts = self._parts
+        self._parts = []
+        self._micro_batch = 0
+        shard = Shard(step=self._step, update=self._update, rank=self.rank)
         self._update += 1
 
         def write() -> None:
-            facts = UpdateFacts(self.trace.fraction, self.ranks, step.decided_from, decisions_of(parts))
+            facts = UpdateFacts(
+                fraction=self.trace.fraction,
+                ranks=self.ranks,
+                decided_from=step.decided_from,
+                decisions=decisions_of(parts),
+            )
             write_shard(self.folder, shard, columns_of(parts, self.texts), facts)
 
         if parts:
@@ -189,7 +228,8 @@ class Tracer(Observer):
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
         """After the run's last rollout batch, waits until everything is written."""
-        if batch.number + 1 == self.last:
+        # Batches are numbered from 0.
+        if batch.number + 1 == self.last_batch:
             # Ray ends a worker without its exit handlers, and nothing is left to train.
             self.writer.close()
         return {}
@@ -206,10 +246,14 @@ def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int
     """
     known = {key: list(data[key].cpu().unbind()) for key in RESPONSE_FIELDS if key in data}
     scores = known.get("rm_scores", known.get("token_level_scores"))
-    age, groups = ages(data, version), prompt_groups(data).tolist() if "uid" in data else None
-    responses, rows, seen = [], [], Counter()
+    age = ages(data, version)
+    groups = prompt_groups(data).tolist() if "uid" in data else None
+    responses = []
+    rows = []
+    seen = Counter()
     for place, prompt in enumerate(rows_in(data, "prompts")):
-        name, mask = prompt_name(prompt), known["response_mask"][place].bool()
+        name = prompt_name(prompt)
+        mask = known["response_mask"][place].bool()
         # verl may fill up a batch with rows that have no tokens.
         if not is_chosen(name, trace) or not mask.any():
             rows.append(NONE)
@@ -222,7 +266,7 @@ def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int
                 # If verl gives no number, one is chosen that no other rank uses.
                 sample=_plain(data["session_id"][place]) if "session_id" in data else rank + ranks * seen[name],
                 score=None if scores is None else float(scores[place].sum()),
-                age=None if age is None else int(age[place]),
+                age=None if age is None else int(age[place].max()),
                 token_ids=known["responses"][place],
                 mask=mask,
                 rollout_log_prob=known["rollout_log_probs"][place] if "rollout_log_probs" in known else None,
@@ -234,4 +278,5 @@ def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int
 
 
 def _plain(number: Any) -> int:
+    """Returns a number of verl's data, which may be wrapped in an object of its own."""
     return int(getattr(number, "data", number))

@@ -13,24 +13,25 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
-from verl_clipx.losses.applying.metrics import VERSIONS_SUM, merged_passes, with_age, with_ratios_of_sums, with_updates
+from verl_clipx.losses.applying.metrics import AGE_SUMS, merged_passes, with_age, with_ratios_of_sums, with_updates
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.run_files import checkpoint_step
-from verl_clipx.training.observing import Part
 from verl_clipx.training.worker.declared_columns import with_columns
 from verl_clipx.training.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.training.worker.layout import AGE, ages
 from verl_clipx.training.worker.loss_function import over_remaining, with_micro_batch
 from verl_clipx.training.worker.observe import observe_registered
+from verl_clipx.training.worker.observers import METRICS, REPORT, RankObservers
 from verl_clipx.training.worker.plan import plan_step, token_passes
 from verl_clipx.training.worker.receipt import Receipt
 from verl_clipx.training.worker.recut import measure_recut
-from verl_clipx.training.worker.reports import Guarded, Reports
 from verl_clipx.training.worker.skipped_updates import SkippedUpdates, check_gradient_norm, record_gradient_norm
 from verl_clipx.training.worker.state import ControllerState, restored_state, state_rank, write_state
-from verl_clipx.training.worker.step import Observer, OptimizerStep, RolloutBatch
+from verl_clipx.training.worker.step import OptimizerStep, RolloutBatch
+from verl_clipx.training.worker.trace_writer import TRACES
 from verl_clipx.training.worker.tracer import Tracer
+from verl_clipx.training.worker.update_fingerprints import FINGERPRINTS, HASHES, UpdateFingerprints
 
 
 def clipx_node(loss_fn: Any) -> Settings | Observe | None:
@@ -51,10 +52,8 @@ class ClipxTraining:
     state: ControllerState
     # The pass over a mini-batch before its update; None if no step needs one.
     extra_pass: partial | None = None
-    # Nothing observes a run without a clipx node. The loss function has the same list.
-    observers: list[Observer] | tuple[()] = ()
-    # What may fail without ending the run, and what the ranks say of it.
-    reports: Reports
+    # Nothing observes a run without a clipx node. The loss function has the same observers.
+    observers: RankObservers | tuple[()] = ()
     # The current rollout batch and optimizer step.
     batch: RolloutBatch | None = None
     step: OptimizerStep | None = None
@@ -77,27 +76,22 @@ class ClipxTraining:
         refuse_attention_on_a_slice(self.engine)
         config = loss_fn.keywords["config"]
         self.actor = config
-        self.policy_loss, self.state, self.reports = config.policy_loss, ControllerState(), Reports()
+        self.policy_loss = config.policy_loss
+        self.state = ControllerState()
+        self.observers = self._observers(settings, loss_fn)
         self.engine.optimizer_step = record_gradient_norm(self.engine.optimizer_step, lambda: self.step)
         self.norm_arrives = False
-        self.skipped = SkippedUpdates(self.engine, self.rank, self._all_reduce)
-        self.reports.parts.append(self.skipped.naming)
+        self.skipped = SkippedUpdates(self.engine, self.rank, self._all_reduce, self.observers)
         # verl counts the steps before critic_warmup too, in which it trains only the critic.
-        run = config.policy_loss.run
-        self.rollouts = max(self.rollouts, (run.critic_warmup - 1) * run.schedule.batches_a_step)
+        record = config.policy_loss.run.record
+        self.rollouts = max(self.rollouts, ((record.length.critic_warmup or 0) - 1) * record.schedule.batches_a_step)
         if self.rank == 0:
             # Printed and not logged, because verl's workers show only warnings.
-            print(run.line, flush=True)
-        self.observers = self._observers(settings, loss_fn)
+            print(record.line, flush=True)
         self._prepare(settings, config)
         super().set_loss_fn(
             with_micro_batch(
-                loss_fn,
-                settings,
-                run.schedule,
-                current_step=lambda: self.step,
-                observers=self.observers,
-                reports=self.reports,
+                loss_fn, settings, record.schedule, current_step=lambda: self.step, observers=self.observers
             )
         )
 
@@ -108,37 +102,39 @@ class ClipxTraining:
             return
         device = get_device_id()
         functions = settings.functions(device)
-        if config.policy_loss.run.schedule.may_need_extra_pass:
+        if config.policy_loss.run.record.schedule.may_need_extra_pass:
             refuse_dropout(self.engine.module)
             self.extra_pass = partial(extra_pass, config.policy_loss, self.engine, cut=self._cut(), device=device)
         functions.prepare(device, counted=settings.update is not None, asks_for=settings.asks_for)
         if self.rank == 0 and functions.compiled:
             print(COMPILED, flush=True)
 
-    def _observers(self, settings: Settings | Observe, loss_fn: partial) -> list[Observer]:
+    def _observers(self, settings: Settings | Observe, loss_fn: partial) -> RankObservers:
         """Makes what observes this rank's updates, as far as the settings ask for it."""
-        config, observers = loss_fn.keywords["config"], []
-        run, engine = config.policy_loss.run, self.engine
+        config = loss_fn.keywords["config"]
+        observers = RankObservers()
+        observers.add(UpdateFingerprints(), FINGERPRINTS)
+        record = config.policy_loss.run.record
+        engine = self.engine
         if isinstance(settings, Settings) and settings.receipt != "off":
             dtype = dtype_of(self.engine_config)
             receipt = Receipt(
                 settings=settings,
-                run=run,
+                record=record,
                 loss_fn=loss_fn,
                 all_reduce=self._all_reduce,
                 rank=self.rank,
-                tested=not run.untested,
+                tested=not record.untested,
                 half=dtype not in FULL_PRECISION,
                 scaled=dtype in SCALED,
             )
-            observers.append(receipt)
+            observers.add(receipt)
         if settings.trace is not None and engine.is_mp_src_rank_with_outputs():
             of_rank = dict(rank=engine.get_data_parallel_rank(), ranks=engine.get_data_parallel_size())
-            of_run = dict(batches_a_step=run.schedule.batches_a_step, last=config.optim.total_training_steps)
-            part = Part(f"the traces of rank {self.rank}")
-            tracer = Tracer(settings.trace, part=part, tokenizer=self.model_config.tokenizer, **of_rank, **of_run)
-            self.reports.parts.append(part)
-            observers.append(Guarded(tracer, part))
+            of_run = dict(batches_a_step=record.schedule.batches_a_step, last_batch=config.optim.total_training_steps)
+            tokenizer = self.model_config.tokenizer
+            tracer = Tracer(settings.trace, observers=observers, tokenizer=tokenizer, **of_rank, **of_run)
+            observers.add(tracer, TRACES)
         return observers
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
@@ -149,6 +145,7 @@ class ClipxTraining:
         return with_columns(data, self._train_and_count)
 
     def _train_and_count(self, data):
+        """Trains on a rollout batch and counts it; returns its metrics, or None on a rank without outputs."""
         self.batch = RolloutBatch(self.rollouts)
         try:
             metrics = self._train_rollout_batch(data)
@@ -158,72 +155,99 @@ class ClipxTraining:
         return None if metrics is None else tu.get_tensordict({}, {"metrics": metrics}).cpu()
 
     def _train_rollout_batch(self, data):
-        reports, version = self.reports, self.rollouts // self.policy_loss.run.schedule.batches_a_step
-        age = reports.metrics.run(lambda: ages(data, version))
+        """Trains on a rollout batch in all passes; returns its metrics by key, or None on a rank without outputs."""
+        observers = self.observers
+        version = self.rollouts // self.policy_loss.run.record.schedule.batches_a_step
+        age = observers.run(METRICS, lambda: ages(data, version))
         if age is not None and isinstance(self.policy_loss.clipx, Settings):
             data[AGE] = age
-        reports.begin_rollout_batch(data)
-        for observer in self.observers:
-            observer.begin_rollout_batch(data, self.batch)
-        groups, metrics = token_passes(self.policy_loss), {}
+        observers.begin_rollout_batch(data, self.batch)
+        groups = token_passes(self.policy_loss)
+        metrics = {}
         for token_pass in groups:
             last = token_pass is groups[-1]
             self.batch.begin(token_pass, last=last)
-            # verl removes keys from the data that it is given.
-            output = super().train_mini_batch(data if last else data.copy())
+            # verl removes keys from the data that it is given, and a later pass needs them.
+            of_pass = data if last else data.copy()
+            output = super().train_mini_batch(of_pass)
             if output is not None:
-                metrics[None if token_pass is None else token_pass.name] = tu.get(output, "metrics")
+                pass_name = None if token_pass is None else token_pass.name
+                metrics[pass_name] = tu.get(output, "metrics")
         others = self.skipped.end_rollout_batch(self.batch)
-        for observer in self.observers:
-            others |= observer.end_rollout_batch(self.batch)
-        self.observers[:] = [observer for observer in self.observers if not observer.finished]
-        others |= reports.end_rollout_batch()
+        others |= observers.end_rollout_batch(self.batch)
         if not metrics:
             return None
-        merged = reports.metrics.run(lambda: merged_passes({name: self._finished(of) for name, of in metrics.items()}))
-        return (reports.remove([*metrics.values()][-1]) if merged is None else merged) | others
+
+        def merge() -> dict[str, list[Any]]:
+            return merged_passes({name: self._finished(metrics_of_pass) for name, metrics_of_pass in metrics.items()})
+
+        merged = observers.run(METRICS, merge)
+        if merged is None:
+            # The plugin's metrics failed. Those of verl's own of the last pass are what is left.
+            merged = observers.drop_metrics([*metrics.values()][-1])
+        return merged | others
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data):
         """verl's optimizer step, with the bounds decided beforehand."""
         if self.policy_loss is None:
             return super().train_batch(data)
-        # Outside train_mini_batch each update counts as the first of a rollout batch.
-        batch, observers = (RolloutBatch(), ()) if self.batch is None else (self.batch, self.observers)
-        self.reports.begin_update(data)
+        batch = self.batch
+        observers = self.observers
+        if batch is None:
+            # Outside train_mini_batch each update counts as the first of a rollout batch, and nothing observes it.
+            batch = RolloutBatch()
+            observers = RankObservers()
+        # Before the mini-batch goes to the accelerator.
+        row_hashes = data.pop(HASHES, None)
         self.step = step = self._planned_step(data, batch)
+        step.row_hashes = row_hashes
         self._measure_recut(step, data)
         try:
-            for observer in observers:
-                observer.begin_update(step, batch)
+            observers.begin_update(step, batch)
             output = super().train_batch(data)
             if not self.norm_arrives:
                 check_gradient_norm(self.engine, step)
                 self.norm_arrives = True
-            for observer in observers:
-                observer.end_update(step)
+            observers.end_update(step)
             self.skipped.end_update(step, batch, data)
         finally:
             self.step = None
         self.state.end(step, batch.position)
-        if output is not None:
-            metrics = tu.get(output, "metrics")
-            if self.batch is not None:
-                self.reports.end_update(metrics)
-            self.reports.metrics.run(lambda: over_remaining(metrics))
-            self.reports.remove(metrics)
         batch.update += 1
         return output
+
+    def _postprocess_output(self, output, *, forward_only, **named):
+        """verl's joining of a pass's metrics over the ranks, and what the plugin's need of all of an update's.
+
+        verl's Tinker worker makes an update without train_batch, and joins its metrics here as well.
+        """
+        joined = super()._postprocess_output(output, forward_only=forward_only, **named)
+        if self.policy_loss is None:
+            return joined
+        metrics = tu.get(joined, "metrics")
+        observers = self.observers
+        if forward_only:
+            metrics.pop(REPORT, None)
+            return joined
+        observers.hear(metrics)
+        observers.run(METRICS, lambda: over_remaining(metrics))
+        observers.drop_metrics(metrics)
+        if self.batch is None:
+            # Without rollout batches, a run has begun after its first update, and each update says what is off.
+            observers.begin()
+            metrics.update(observers.off_metrics())
+        return joined
 
     def _planned_step(self, data: Any, batch: RolloutBatch) -> OptimizerStep:
         """Plans the next optimizer step, and adds to verl's data what its micro-batches need."""
         settings = self.policy_loss.clipx
-        if batch.token_pass is None and self.policy_loss.run.schedule.passes:
+        if batch.token_pass is None and self.policy_loss.run.record.schedule.passes:
             raise RuntimeError(LOPTI_WITHOUT_PASSES)
         sums = dict(extra_pass=self.extra_pass, all_reduce=self._all_reduce)
         step = plan_step(self.policy_loss, self.state, batch, data, **sums)
         step.of_rollout_batch = self.batch is not None
-        starts_at_ratio_one = self.policy_loss.run.schedule.starts_at_ratio_one
+        starts_at_ratio_one = self.policy_loss.run.record.schedule.starts_at_ratio_one
         step.at_ratio_one = step.of_rollout_batch and starts_at_ratio_one and batch.is_first
         if isinstance(settings, Settings) and settings.needs_entropy:
             step.entropy_wanted = tu.get(data, key="calculate_entropy", default=False)
@@ -251,8 +275,7 @@ class ClipxTraining:
                 self.state.remember(self._all_reduce(self.state.waiting[1]))
             if torch.distributed.get_rank() == state_rank(self.engine, get_device_id()):
                 write_state(Path(local_path), self.state, settings.method)
-        for observer in self.observers:
-            observer.flush()
+        self.observers.flush()
         return result
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -265,16 +288,17 @@ class ClipxTraining:
             rank = state_rank(self.engine, get_device_id())
             self.state = restored_state(Path(local_path), settings, rank, get_device_id())
         # The name of verl's folder says how many steps its weights were trained for.
-        trained = checkpoint_step(local_path) * self.policy_loss.run.schedule.batches_a_step
+        trained = checkpoint_step(local_path) * self.policy_loss.run.record.schedule.batches_a_step
         self.rollouts = max(self.rollouts, trained)
         return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
 
     def _finished(self, metrics: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Returns the metrics of a pass, with those that need whole mini-batches or all of its updates."""
-        metrics, settings = with_ratios_of_sums(metrics), self.policy_loss.clipx
+        metrics = with_ratios_of_sums(metrics)
+        settings = self.policy_loss.clipx
         if isinstance(settings, Observe):
             return metrics
-        self.stale = self.stale or any(metrics.get(VERSIONS_SUM, ()))
+        self.stale = self.stale or any(age for key in AGE_SUMS for age in metrics.get(key, ()))
         return with_age(with_updates(metrics, settings.method), shown=self.stale)
 
     def _cut(self) -> dict[str, Any]:
@@ -284,6 +308,7 @@ class ClipxTraining:
         return {**cut, "use_remove_padding": self.model_config.get("use_remove_padding", False)}
 
     def _all_reduce(self, vector: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of a vector over the data-parallel ranks, all of which have to call this."""
         total = vector.to(get_device_id())
         group = self.engine.get_data_parallel_group()
         if group is not None:

@@ -24,7 +24,8 @@ def pack_weights(weights: Iterable[tuple[str, torch.Tensor]], max_bytes: int) ->
         array = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
         if message and size + array.nbytes > max_bytes:
             yield message
-            message, size = {}, 0
+            message = {}
+            size = 0
         message[name] = array
         size += array.nbytes
     yield message
