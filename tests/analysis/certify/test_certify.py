@@ -3,8 +3,6 @@ healthy runs without a false alarm. Not covered: runs of verl (tests/end_to_end/
 writes (tests/training/trainer/test_observing.py).
 """
 
-import hashlib
-import json
 import math
 import shutil
 from pprint import pformat
@@ -12,100 +10,17 @@ from pprint import pformat
 import pytest
 from omegaconf import OmegaConf
 
+from tests.analysis.certify.example_arms import ACTOR, STEPS, certified, name_of
 from tests.analysis.runs.commands import answer, clipx
-from tests.analysis.runs.example_runs import write_validation
 from tests.composition import composition
 from verl_clipx.analysis.demo.files import RUNS, SHIPPED
-from verl_clipx.losses.applying.apart import RESOLVED
-from verl_clipx.run.record import TOLERANCES
-
-STEPS = range(1, 6)
-ACTOR = "actor_rollout_ref.actor"
-CONFIGURATION = {
-    "data": {"seed": 1, "train_batch_size": 16, "train_files": "train.parquet"},
-    "actor_rollout_ref": {
-        "actor": {
-            "loss_agg_mode": "token-mean",
-            "ppo_mini_batch_size": 4,
-            "ppo_epochs": 1,
-            # Which has no rounding worth a floor.
-            "fsdp_config": {"mixed_precision": {"param_dtype": "fp32"}},
-            "policy_loss": {"loss_mode": "clipx_grpo"},
-            "optim": {"lr": 1e-6},
-        },
-        "rollout": {"n": 8},
-    },
-    "trainer": {"use_v1": True, "v1": {"trainer_mode": "sync", "sampler": {"max_off_policy_threshold": 8}}},
-    "reward": {"custom_reward_function": {"path": "reward.py", "name": "score"}},
-    "clipx": {"method": "grpo", "clip_low": 0.8, "clip_high": 1.2},
-}
-ACPO = {f"{ACTOR}.policy_loss.loss_mode": "clipx_acpo", "clipx.method": "acpo", "clipx.alpha": 3.0}
-
-
-def name_of(*parts):
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
-def write_run(folder, seed=1, change=None, loss=None, keep=lambda line: line, record=None):
-    """Writes a run's folder: five steps of a sound run, with changed keys, and lines as `keep` says."""
-    folder.mkdir(parents=True)
-    configuration = json.loads(json.dumps(CONFIGURATION))
-    for key, value in ({"data.seed": seed} | (loss or {}) | (change or {})).items():
-        *nodes, last = key.split(".")
-        node = configuration
-        for part in nodes:
-            node = node.setdefault(part, {})
-        node[last] = value
-    lines = []
-    for step in STEPS:
-        data = {
-            "critic/score/mean": 0.3 + 0.01 * step + 0.001 * seed,
-            "response_length/mean": 40.0 + step * seed,
-            "critic/advantages/max": 1.5 + 0.1 * step * seed,
-            "actor/clipx/clip_fraction_low": 0.01,
-            "actor/clipx/clip_fraction_high": 0.002,
-            "training/off_policy/trajectory_staleness/max": 0.0,
-        } | ({"actor/clipx/receipt": 0.0, "actor/clipx/receipt_failed": 0.0} if step == 1 else {})
-        batch = {
-            "prompts": name_of(seed, step),
-            "responses": name_of(folder.name, step),
-            "rows": name_of(folder.name, step, "rows"),
-            **{"groups": 16, "sequences": 128, "tokens": 5000, "distinct": 120},
-            "versions": [step - 1, step - 1],
-        }
-        # Two updates have the batch's rows between them.
-        half = int(name_of(folder.name, step, "half"), 16)
-        batch["updates"] = [f"{of % 2**64:016x}" for of in (half, int(batch["rows"], 16) - half)]
-        line = keep({"step": step, "data": data, "batch": batch})
-        lines.append(json.dumps({key: value for key, value in line.items() if value is not None}))
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    kept = {"versions": {}, "reward_hash": "a" * 64, "configuration": configuration} | (record or {})
-    (folder / "metrics.run.json").write_text(json.dumps(kept))
-    write_validation(folder / "validation", {5: [(1.0,), (0.0,)]})
-    return folder
-
-
-def certified(tmp_path, *, first=({}, {}), second=({}, {}), words=(), code):
-    """What certify says of two runs, seeds 1 and 2, in each arm, each written with some arguments."""
-    arms = [
-        [write_run(tmp_path / f"{name}-seed{seed}", **{"seed": seed, "loss": loss} | given) for seed, given in given_of]
-        for name, loss, given_of in (("grpo", {}, enumerate(first, 1)), ("acpo", ACPO, enumerate(second, 1)))
-    ]
-    said = clipx("certify", *arms[0], "vs", *arms[1], *words, code=code)
-    return {
-        line.split(": ")[1]: line
-        for line in said.replace(" passed: ", "\npassed: ")
-        .replace(" failed: ", "\nfailed: ")
-        .replace(" not recorded: ", "\nnot recorded: ")
-        .splitlines()[1:]
-    } | {"": said}
 
 
 def test_two_sound_arms_pass_every_question(tmp_path):
     said = certified(tmp_path, code=0)
-    assert said[""].startswith("13 questions: 13 passed, 0 failed, 0 not recorded")
+    assert said[""].startswith("20 questions: 20 passed, 0 failed, 0 not recorded")
     assert "paired by seed: 1, 2" in said["runs of one seed are paired"]
-    assert "each 5 steps, 4 updates a step, 16 prompts a step, 8 responses a prompt" in said[""]
+    assert "each 5 steps, 1 to 5, 4 updates a step, 16 prompts a step, 8 responses a prompt" in said[""]
 
 
 def changed(**values):
@@ -123,6 +38,7 @@ def changed(**values):
 LOW, HIGH = "actor__clipx__clip_fraction_low", "actor__clipx__clip_fraction_high"
 AGE = "training__off_policy__trajectory_staleness__max"
 ONE_UPDATE = {"change": {f"{ACTOR}.ppo_mini_batch_size": 16}}
+AMOUNTS = "the same steps, with as many updates and prompts"
 BELOW = "the arms differ in nothing but what should differ"
 
 
@@ -141,12 +57,12 @@ BELOW = "the arms differ in nothing but what should differ"
         (
             "every seed reached its run",
             dict(first=(changed(responses=lambda step: name_of(step)),) * 2),
-            "drew the same responses in every step",
+            "drew the same responses in every one of 5 steps",
         ),
         (
             "every seed reached its run",
             dict(first=(changed(prompts=lambda step: name_of(step)),) * 2),
-            "trained on the same prompts in every step",
+            "trained on the same prompts in every one of 5 steps",
         ),
         (
             "no batch was trained twice",
@@ -182,17 +98,21 @@ BELOW = "the arms differ in nothing but what should differ"
             "acpo-seed2: 0.8 of a token's",
         ),
         ("the clip acted", dict(first=({}, changed(**{LOW: 0.0, HIGH: 0.0}))), "grpo-seed2: no token was clipped"),
-        ("as many steps, updates and prompts", dict(second=(ONE_UPDATE,) * 2), "1 updates a step, grpo-seed1: 4"),
+        (
+            AMOUNTS,
+            dict(second=(ONE_UPDATE,) * 2),
+            "1 updates a step, grpo-seed1: 4",
+        ),
         (
             "one denominator",
             dict(second=({"change": {f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}},) * 2),
             "is seq-mean-token-mean and token-mean",
         ),
-        ("one reward", dict(second=({}, {"record": {"reward_hash": "b" * 64}})), "the reward's file differs"),
+        ("one reward", dict(second=({}, {"record": {"reward/hash": "b" * 64}})), "the reward's file differs"),
         (
             "one reward",
             dict(second=({"change": {"reward.custom_reward_function.name": "other"}},) * 2),
-            "acpo-seed1 has another reward than grpo-seed1",
+            "another reward than in grpo-seed1: acpo-seed1, acpo-seed2",
         ),
     ],
 )
@@ -204,8 +124,8 @@ def test_a_planted_fault_fails_its_question(tmp_path, question, given, evidence)
 HALF = {f"{ACTOR}.fsdp_config.mixed_precision.param_dtype": "bf16"}
 
 
-def with_floor(share, recut=None, tokens=1000.0):
-    """A run in half precision whose four updates have so many tokens each, and whose first one clips a share of them.
+def with_floor(share, recut=None, tokens=1000.0, precision=HALF):
+    """A run whose four updates have so many tokens each, and whose first one clips a share of them; in half precision.
 
     `recut` is what a second measurement clips in the first step. The mean over the updates is 0.012.
     """
@@ -217,7 +137,7 @@ def with_floor(share, recut=None, tokens=1000.0):
             line["data"] |= {f"actor/clipx/{name}/tokens/bin_{bin}": tokens / 5 for bin in range(5)}
         return line
 
-    return {"change": HALF, "keep": keep}
+    return {"change": precision, "keep": keep}
 
 
 @pytest.mark.parametrize(
@@ -233,6 +153,10 @@ def with_floor(share, recut=None, tokens=1000.0):
         (with_floor(0.0, recut=0.002), "passed", "by rounding"),
         # Three tokens of three hundred more than of a hundred say nothing.
         (with_floor(0.008, tokens=20.0), "failed", "chance explains"),
+        # Neither do three of none, but in float32 rounding clips none.
+        (with_floor(0.0, tokens=20.0), "failed", "chance explains"),
+        (with_floor(0.0, tokens=20.0, precision={}), "passed", "in later updates, 0.00"),
+        (with_floor(0.02, precision={}), "failed", "chance explains"),
         ({"change": HALF}, "not recorded", "how much of the clipping is rounding in acpo-seed1"),
     ],
 )
@@ -259,7 +183,7 @@ def without(*names):
         ("the receipt agrees", dict(first=({}, without("actor/clipx/receipt")))),
         ("no sample was older than allowed", dict(first=({}, without("training/off", "batch")))),
         ("the clip acted", dict(first=({}, without("actor/clipx/clip")))),
-        ("one reward", dict(first=({}, {"record": {"reward_hash": None}}))),
+        ("one reward", dict(first=({}, {"record": {"reward/hash": None}}))),
     ],
 )
 def test_what_was_not_recorded_is_not_passed(tmp_path, question, given):
@@ -342,8 +266,10 @@ def test_steps_without_fingerprints_are_not_passed(tmp_path):
 
 def test_a_batch_in_which_no_token_counts_repeats_nothing(tmp_path):
     empty = changed(rows="0" * 16, updates=["0" * 16] * 2, sequences=0, distinct=0)
-    said = certified(tmp_path, second=({}, empty), code=3)
+    said = certified(tmp_path, second=({}, empty), code=1)
     assert not said["no batch was trained twice"].startswith("failed: "), said[""]
+    # It trained nothing, which is another question.
+    assert "acpo-seed2 and grpo-seed1 trained 0 and 128 responses a step" in said[AMOUNTS]
     samples = said["the responses of a group differ"]
     assert samples.startswith("not recorded: ") and "acpo-seed2" in samples
 
@@ -352,10 +278,6 @@ def test_a_failure_counts_where_another_run_lacks_the_evidence(tmp_path):
     lacks = without("actor/clipx/clip")
     said = certified(tmp_path, first=(lacks, {}), second=({}, changed(**{LOW: 0.0, HIGH: 0.0})), code=1)
     assert said["the clip acted"].startswith("failed: ") and "acpo-seed2" in said["the clip acted"]
-
-
-def test_a_receipt_passes_up_to_what_rounding_does():
-    assert {str(dtype).removeprefix("torch."): most for dtype, most in RESOLVED.items()} == TOLERANCES
 
 
 @pytest.mark.parametrize(("precision", "passes"), [("fp32", False), ("float32", False), ("bf16", True), (None, True)])
@@ -390,13 +312,13 @@ def test_the_demos_runs_fail_nothing(tmp_path):
     assert " 0 failed" in said
 
 
-def console_log(path, seed, step=lambda step: step, **changed):
+def console_log(path, seed, step=lambda step: step, offset=0.0, **changed):
     """A console log of stock verl: the configuration that it prints, then its steps."""
     overrides = [f"data.seed={seed}", "data.train_batch_size=64", f"{ACTOR}.ppo_mini_batch_size=16"]
     given = [*overrides, *(f"{key.replace('__', '.')}={value}" for key, value in changed.items())]
     printed = pformat(OmegaConf.to_container(composition(*given), resolve=True))
     steps = [
-        f"step:{at} - critic/score/mean:{0.3 + 0.01 * step(at) + 0.001 * seed:.4f} - response_length/mean:"
+        f"step:{at} - critic/score/mean:{0.3 + 0.01 * step(at) + 0.001 * seed + offset:.4f} - response_length/mean:"
         f"{40 + step(at) * seed}.5 - critic/advantages/max:{1.5 + 0.1 * step(at) * seed:.3f} - actor/pg_clipfrac:0.002"
         for at in STEPS
     ]
@@ -404,11 +326,12 @@ def console_log(path, seed, step=lambda step: step, **changed):
     return path
 
 
+OTHER_ARM = {"actor_rollout_ref__actor__clip_ratio_high": 0.28, "offset": 0.0002}
 # What two stock logs have to decide: keys, seeds, repeated data, whether the clip could act.
 DECIDED = (
     BELOW,
     *("the runs of an arm differ in seeds only", "every seed reached its run", "no batch was trained twice"),
-    *("the clip acted", "as many steps, updates and prompts", "one denominator", "one reward"),
+    *("the clip acted", AMOUNTS, "one denominator", "one reward"),
 )
 
 
@@ -425,7 +348,10 @@ DECIDED = (
 def test_console_logs_of_stock_verl_decide_what_they_can(tmp_path, fault, question):
     arms = [
         [console_log(tmp_path / f"{name}{seed}.log", seed, **given) for seed in (1, 2)]
-        for name, given in (("a", {}), ("b", {"actor_rollout_ref__actor__clip_ratio_high": 0.28} | fault))
+        for name, given in (
+            ("a", {}),
+            ("b", {"actor_rollout_ref__actor__clip_ratio_high": 0.28, "offset": 0.0002} | fault),
+        )
     ]
     answers = answer("certify", *arms[0], "vs", *arms[1], code=1 if question else 3)["answers"]
     verdicts = {row["question"]: row["verdict"] for row in answers}
@@ -461,3 +387,23 @@ def test_a_log_that_has_no_number_of_failed_checks_passes_and_says_so(tmp_path):
     said = certified(tmp_path, first=({}, with_receipt(receipt_failed=None)), code=0)
     assert said["the receipt agrees"].startswith("passed: ")
     assert "receipt_failed" in said["the receipt agrees"]
+
+
+@pytest.mark.parametrize(
+    ("receipt", "says"),
+    [
+        ({"difference": 0.0, "tolerance": 1e-4, "failed": 2}, "warned of 2 checks"),
+        ({"difference": 0.5, "tolerance": 1e-4, "failed": 0}, "0.5 of a token's gradient, more than 0.0001"),
+        ({"difference": None, "tolerance": 1e-4, "failed": 1}, "warned of 1 checks"),
+    ],
+)
+def test_the_receipt_in_the_record_is_read(tmp_path, receipt, says):
+    first = {"record": {"receipt": receipt}} | without("actor/clipx/receipt", "actor/clipx/receipt_failed")
+    said = certified(tmp_path, first=({}, first), code=1)["the receipt agrees"]
+    assert said.startswith("failed: ") and says in said
+
+
+def test_a_sound_receipt_in_the_record_does_not_hide_that_of_an_earlier_start(tmp_path):
+    sound = {"record": {"receipt": {"difference": 0.0, "tolerance": 1e-4, "failed": 0}}}
+    said = certified(tmp_path, first=({}, sound | with_receipt(receipt_failed=3.0)), code=1)
+    assert "warned of 3 checks" in said["the receipt agrees"]

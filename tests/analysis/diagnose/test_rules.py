@@ -26,14 +26,18 @@ from verl_clipx.analysis.diagnose.rule import Kind
 from verl_clipx.analysis.diagnose.rules import HELD_OUT_FALLS, RULES
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.folder import RunFolder
+from verl_clipx.analysis.runs.held_out import HeldOutReward
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.run_log import not_finite_in
 from verl_clipx.analysis.runs.settings import settings_of
+from verl_clipx.common.statistics.estimate import Estimate
 
 DOCS = Path(__file__).parents[3] / "docs"
 
 STEPS, ONSET = 20, 9
 NAN = float("nan")
+# Stands for the characters of a validation's answers.
+WRITTEN = "written"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VALIDATION = "val-core/math/acc/mean@8"
 BATCH = {"data.train_batch_size": 8, f"{ACTOR}.ppo_mini_batch_size": 8, f"{ACTOR}.ppo_epochs": 1}
@@ -94,6 +98,25 @@ PATHOLOGIES = {
     # As of another precision: below what the rule on the mismatch alone finds.
     "sampler jumps away from the trainer": ({keys.MISMATCH: (0.002, 0.015)}, {}, ONSET),
     "truncated sampling": ({keys.REWARD: (0.5, 0.5)}, {f"{ROLLOUT}.top_p": 0.9}, 1),
+    # verl logs the number only where it is above 0.
+    "prompts dropped for their age": (
+        {keys.EVICTED: (NAN, 4.0), keys.LENGTH: (lambda step: 100.5 + step, lambda step: 80.5 + step)},
+        {"data.train_batch_size": 8},
+        ONSET,
+    ),
+    # As of a product over a long answer; then of weights that a few answers share.
+    "importance weights worth few samples": ({keys.WEIGHTS_MEAN: (0.98, 0.06)}, {}, ONSET),
+    "importance weights worth few samples, by their sample size": (
+        {keys.WEIGHTS_MEAN: (0.98, 0.9), keys.WEIGHTS_SAMPLE_SIZE: (0.97, 0.3)},
+        {},
+        ONSET,
+    ),
+    # The policy's answers grow, those it is trained on don't.
+    "trained answers grow shorter than validation's": (
+        {WRITTEN: (1000.0, 1500.0), keys.LENGTH: (lambda step: 300.5 + step, lambda step: 300.5 + step)},
+        {"trainer.validation_data_dir": "validation"},
+        ONSET,
+    ),
     "gradient explosion": ({keys.GRADIENT_NORM: (1.0, 500.0)}, {}, ONSET),
     "reward collapse": ({keys.REWARD: (0.5, 0.0)}, {}, ONSET),
     "updates taken with a gradient that is not finite": (
@@ -143,11 +166,21 @@ def made_up(name: str) -> tuple[Run, int]:
     values, configuration, onset = PATHOLOGIES[name]
     steps = range(1, STEPS + 1)
     log = {
-        key: [after if step >= ONSET else before(step) if callable(before) else before for step in steps]
-        for key, (before, after) in values.items()
+        key: [value(step) if callable(value) else value for step, value in zip(steps, around_onset(pair), strict=True)]
+        for key, pair in values.items()
     }
+    # Every fourth step is validated.
+    written = log.pop(WRITTEN, [])
+    validated = steps[::4] if written else []
+    held_out = [HeldOutReward(step, Estimate(0.5), {"a": 0.5}, length=written[step - 1]) for step in validated]
     run = run_of(pandas.DataFrame(log, index=steps), configuration)
-    return replace(run, not_finite=not_finite_in(run.log.to_dict("index"))), onset
+    missing = {} if keys.EVICTED in log else not_finite_in(run.log.to_dict("index"))
+    return replace(run, not_finite=missing, held_out=held_out), onset
+
+
+def around_onset(pair):
+    before, after = pair
+    return [after if step >= ONSET else before for step in range(1, STEPS + 1)]
 
 
 # What is said of the made-up log, where no committed log shows it (test_sentences.py).
@@ -156,6 +189,14 @@ EVIDENCE = {
     "few prompts teach, because samples score alike": "health/alike_prompts 0.95, at most 0.95",
     "ratio anchored to another policy, by the KL": "ratio_mean 1.001, actor/ppo_kl -0.01 at one update a rollout batch",
     "updates taken with a gradient that is not finite": "24 updates taken since",
+    "prompts dropped for their age": (
+        "evicted_samples 4 a step beside 8 trained prompts, 23% of all in this log; response_length/mean 95 in steps "
+        "that drop some, 105 in others"
+    ),
+    "importance weights worth few samples": "rollout_corr/rollout_is_mean 0.06",
+    "trained answers grow shorter than validation's": (
+        "response_length/mean 309.5, 302.5 around step 1; validation's answers 1500 characters, 1000 in step 1"
+    ),
     "responses cut at the limit, by verl's own share": "response_length/clip_ratio 0.5, at most 0.5",
 }
 
@@ -215,6 +256,84 @@ def test_clipping_that_exceeds_rounding_or_is_of_few_tokens_is_no_finding(clippe
     assert diagnose(run_of(pandas.DataFrame(log, index=steps))) == []
 
 
+ALL_ROUNDING = ROUNDED | {keys.CLIPPED_LOW: (0.01, 0.01), keys.CLIPPED_HIGH: (0.01, 0.01)}
+
+
+@pytest.mark.parametrize("missing", [keys.CLIPPED_LOW, keys.CLIPPED_HIGH, keys.FLOOR_LOW, keys.FLOOR_HIGH])
+def test_a_log_that_lacks_one_share_of_clipped_tokens_is_no_finding_on_rounding(missing):
+    log = pandas.DataFrame({key: [value] * 12 for key, (value, _) in ALL_ROUNDING.items()}, index=range(1, 13))
+    run = run_of(log.drop(columns=missing), SYNC | {f"{ACTOR}.ppo_mini_batch_size": 2})
+    assert diagnose(run) == []
+
+
+def test_a_log_that_lacks_one_share_of_a_second_measurement_is_judged_by_the_first():
+    log = pandas.DataFrame({key: [value] * 12 for key, (value, _) in ALL_ROUNDING.items()}, index=range(1, 13))
+    log[[keys.RECUT_LOW, "actor/clipx/floor_recut/tokens/bin_0"]] = [0.0, 5000.0]
+    run = run_of(log, SYNC | {f"{ACTOR}.ppo_mini_batch_size": 2})
+    assert [one.rule.name for one in diagnose(run)] == ["clipping can't be told from rounding"]
+
+
+def test_a_second_measurement_of_few_tokens_does_not_take_clipping_for_rounding():
+    # As in float32: rounding clips none of 500 tokens in each first update, and none of 300 in the second measurement.
+    log = dict.fromkeys((keys.FLOOR_LOW, keys.FLOOR_HIGH, keys.RECUT_LOW, keys.RECUT_HIGH), 0.0)
+    log |= {"actor/clipx/floor/tokens/bin_0": 500.0, "actor/clipx/floor_recut/tokens/bin_0": [300.0, *[NAN] * 11]}
+    log |= dict.fromkeys((keys.CLIPPED_LOW, keys.CLIPPED_HIGH), 0.007)
+    run = run_of(pandas.DataFrame(log, index=range(1, 13)), SYNC | {f"{ACTOR}.ppo_mini_batch_size": 2})
+    assert diagnose(run) == []
+
+
+def test_first_updates_of_too_few_tokens_to_tell_are_no_finding():
+    # As in float32 with 64 updates a rollout batch: 180 of 34650 tokens are clipped in later updates of five steps, and
+    # none of 550 in the first ones, where the same share would be three.
+    log = dict.fromkeys((keys.FLOOR_LOW, keys.FLOOR_HIGH, keys.CLIPPED_HIGH), 0.0)
+    log |= {"actor/clipx/floor/tokens/bin_0": 110.0, keys.CLIPPED_LOW: 0.0051}
+    updates = {f"{ACTOR}.ppo_mini_batch_size": 2, f"{ACTOR}.ppo_epochs": 16}
+    assert diagnose(run_of(pandas.DataFrame(log, index=range(1, 13)), SYNC | updates)) == []
+    # With ten times the tokens a floor of the same share would show, and it does.
+    log |= {"actor/clipx/floor/tokens/bin_0": 1100.0, keys.FLOOR_LOW: 0.0051}
+    run = run_of(pandas.DataFrame(log, index=range(1, 13)), SYNC | updates)
+    assert [one.rule.name for one in diagnose(run)] == ["clipping can't be told from rounding"]
+
+
+@pytest.mark.parametrize(("target", "rules"), [("second_moment", 1), ("clip_fraction", 0), (None, 0)])
+def test_a_held_clip_fraction_is_as_large_in_first_updates_without_being_rounding(target, rules):
+    log = pandas.DataFrame({key: [value] * 12 for key, (value, _) in ALL_ROUNDING.items()}, index=range(1, 13))
+    hold = {"clipx.method": "grpo", "clipx.hold.value": 0.02} | ({"clipx.hold.target": target} if target else {})
+    run = run_of(log, SYNC | hold | {f"{ACTOR}.ppo_mini_batch_size": 2})
+    assert [one.rule.name for one in diagnose(run)] == ["clipping can't be told from rounding"] * rules
+
+
+# Rounding alone clips 2 % under the widest bounds; its mean squared log-ratio is 0.004 of 5000 tokens, and 0.006 in
+# other micro-batches.
+SQUARES = {f"actor/clipx/floor/squared_sum/bin_{bin}": 4.0 for bin in range(5)}
+RECUT_SQUARES = {f"actor/clipx/floor_recut/squared_sum/bin_{bin}": 6.0 for bin in range(5)}
+RECUT_TOKENS = {f"actor/clipx/floor_recut/tokens/bin_{bin}": 1000.0 for bin in range(5)}
+
+
+@pytest.mark.parametrize(
+    ("hold", "more", "advice"),
+    [
+        ({"target": "clip_fraction", "value": 0.01}, {}, "(here 0.01) above 0.02, which rounding alone gives where "),
+        ({"target": "clip_fraction", "value": 0.03}, {}, "(here 0.03)."),
+        ({"target": "second_moment", "value": 0.001}, SQUARES, "(here 0.001) above 0.004, which rounding alone "),
+        ({"target": "second_moment", "value": 0.005}, SQUARES, "(here 0.005)."),
+        (
+            {"target": "second_moment", "value": 0.005},
+            SQUARES | RECUT_SQUARES | RECUT_TOKENS,
+            "(here 0.005) above 0.006, which rounding alone ",
+        ),
+        ({"target": "second_moment", "value": 0.001}, {}, "(here 0.001)."),
+    ],
+)
+def test_a_held_target_that_rounding_alone_exceeds_is_said_to_be_out_of_reach_by_it(hold, more, advice):
+    log = {key: value for key, (value, _) in ALL_ROUNDING.items()} | more | {keys.HOLD_MISSED: 1.0}
+    of_hold = {f"clipx.hold.{name}": value for name, value in hold.items()}
+    run = run_of(pandas.DataFrame(log, index=range(1, 13)), SYNC | {"clipx.method": "grpo"} | of_hold)
+    (missed,) = [one for one in diagnose(run) if one.rule.name == "held target out of reach"]
+    assert missed.remedy.startswith(f"Raise clipx.hold.value {advice}")
+    assert advice.endswith(".") == ("rounding" not in missed.remedy)
+
+
 @pytest.mark.slow
 def test_rules_that_act_while_a_run_trains_had_no_false_alarm_on_a_beginning_of_a_healthy_log():
     counts = counting.false_alarms()
@@ -267,6 +386,21 @@ def test_the_documentation_has_the_rules_and_their_links_exist():
         assert (DOCS.parent / rule.link.partition("#")[0]).exists(), rule
 
 
+def test_a_finding_names_a_page_that_can_be_opened(tmp_path):
+    write_log(tmp_path / "run/metrics.jsonl", [{keys.ENTROPY: value} for value in [0.3] * 5 + [9.0] * 5])
+    (finding,) = answer("diagnose", tmp_path / "run")["findings"]
+    file, _, section = finding["page"].partition("#")
+    assert finding["link"] == f"docs/{Path(file).name}" and section == ""
+    assert Path(file).read_text().startswith("# ")
+    # A path with blanks would be broken over lines otherwise.
+    assert f"Find the pages named docs/… in {Path(file).parents[1]}" in clipx("diagnose", tmp_path / "run")
+
+
+def test_without_a_finding_no_page_is_named(tmp_path):
+    write_log(tmp_path / "run/metrics.jsonl", [{keys.ENTROPY: 0.3}] * 5)
+    assert "docs/…" not in clipx("diagnose", tmp_path / "run")
+
+
 HEALTHY = {keys.ENTROPY: 1.0, keys.REWARD: 0.5}
 ACPO = {"method": "acpo", "alpha": 3.0}
 
@@ -279,7 +413,7 @@ ACPO = {"method": "acpo", "alpha": 3.0}
         (None, {keys.GRADIENT_NORM: 1.0, keys.RATIO: 1.001, keys.KL: 1e-5}, 9, 11, "the run's configuration: ratio"),
         # Nothing is said of another method's rules, and of its own only where a metric of theirs is missing.
         (ACPO, {"actor/clipx/count/bin_0": 100.0}, 7, 14, "val-core/*/mean@*: held-out score falls"),
-        (ACPO, {}, 6, 15, "this plugin's metrics (+clipx=observe): few prompts teach"),
+        (ACPO, {}, 6, 15, "this plugin's metrics (+clipx=observe clipx.receipt=auto): few prompts teach"),
         ({"method": "bapo", "target": 0.4, "hold": None}, {}, 6, 16, "bounds idle: the search never started"),
         ({"method": "grpo", "hold": {"value": 0.1}}, {}, 6, 15, "held target out of reach"),
     ],
@@ -453,7 +587,10 @@ ANCHORED = {keys.RATIO: [1.0] * 4 + [1.05] * 5}
 ANCHORED |= {keys.KL: [0.0] * 9}
 DRIFTED = {keys.SAMPLER_KL: [0.001] * 4 + [0.05] * 5, keys.PG_CLIPPED: [0.0] * 9}
 SOLVED = {keys.REWARD: [0.5] * 5}
-BYPASS = "algorithm.rollout_correction.bypass_mode"
+CORRECTION = "algorithm.rollout_correction"
+BYPASS = f"{CORRECTION}.bypass_mode"
+OLD = {keys.EVICTED: [2.0] * 5}
+WEIGHTS = {"rollout_corr/rollout_is_mean": [0.06] * 5}
 LOW = {keys.CLIPPED_LOW: [0.05] * 9, keys.CLIPPED_HIGH: [0.0] * 9}
 SCORES = {"critic/score/min": [0.0] * 5, "critic/score/max": [1.0] * 5}
 
@@ -523,6 +660,20 @@ SCORES = {"critic/score/min": [0.0] * 5, "critic/score/max": [1.0] * 5}
         (ANCHORED, BATCH, "Look whether", "off already"),
         (ANCHORED, {**BATCH, BYPASS: True}, "bypass_mode (here True) to false", "Look"),
         (ANCHORED, {**BATCH, BYPASS: False}, "bypass_mode is off already", "whether"),
+        (
+            OLD,
+            {"trainer.v1.sampler.max_off_policy_threshold": 8, **BATCH},
+            "threshold (here 8): a long answer",
+            "token",
+        ),
+        (WEIGHTS, {}, "If algorithm.rollout_correction.rollout_is is sequence, set it to token", "differ"),
+        (
+            WEIGHTS,
+            {f"{CORRECTION}.rollout_is": "sequence"},
+            "Set algorithm.rollout_correction.rollout_is to token",
+            "If",
+        ),
+        (WEIGHTS, {f"{CORRECTION}.rollout_is": "token"}, "Look why sampler and trainer differ", "Set"),
         (DRIFTED, {}, "Correct for the sampler (algorithm.rollout_correction)", "already"),
         (DRIFTED, {"algorithm.rollout_correction.rollout_is": "token"}, "rollout_is is on already", "Correct"),
         (DRIFTED, {BYPASS: True}, "Narrow the bounds", "Correct"),

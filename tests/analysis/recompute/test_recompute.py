@@ -5,10 +5,12 @@ GPUs.
 """
 
 import json
+import shutil
 
 import pyarrow.parquet
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from tests.analysis.runs.commands import answer, clipx
@@ -304,7 +306,7 @@ def test_what_cannot_be_scored_is_said(tmp_path, trained):
         return done.output
 
     assert "has traces of these steps: [3]" in refusal(run, checkpoints[0], "--step", 2)
-    assert "no model in Hugging Face's form and no FSDP checkpoint" in refusal(run, tmp_path)
+    assert "neither a model in Hugging Face's format nor one of verl's FSDP checkpoints" in refusal(run, tmp_path)
     # The traces of the version before have no prompts.
     old, _ = write_run(tmp_path / "old", requests)
     for shard in (old / "traces").glob("*.parquet"):
@@ -316,3 +318,28 @@ def test_what_cannot_be_scored_is_said(tmp_path, trained):
         request.log_probs = [None] * len(request.log_probs)
     silent, _ = write_run(tmp_path / "silent", requests)
     assert "calculate_log_probs=true" in refusal(silent, checkpoints[0])
+
+
+def cut_weights(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def list_configuration(folder):
+    (folder / "config.json").write_text("[]")
+
+
+def shrink_vocabulary(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(4)
+    model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("damage", [cut_weights, list_configuration, shrink_vocabulary])
+def test_a_damaged_or_another_checkpoint_is_one_error_with_its_folder(tmp_path, trained, damage):
+    _, checkpoints = trained
+    run, _ = write_run(tmp_path / "run", sample(of_sampler(checkpoints, 2), PROMPTS[:1]))
+    damaged = shutil.copytree(checkpoints[2], tmp_path / "damaged" / "global_step_2")
+    damage(damaged)
+    done = CliRunner(env={"COLUMNS": "999"}).invoke(app, ["recompute", str(run), str(damaged)], catch_exceptions=False)
+    assert done.exit_code == 1 and str(damaged) in done.output

@@ -124,10 +124,10 @@ def test_a_loss_of_ones_own(grpo, tmp_path, monkeypatch):
         (("clipx.alpha=2",), "comes before any method"),
         (("+clipx=observe",), "observes verl's own loss and is not a method"),
         (("+clipx=grpo", "+clipx/update=lopti"), "its second pass sees the weights after the first one"),
-        (("+clipx=grpo", "data.seed=1"), "data.seed=1: is no setting of the plugin's. Write +clipx=GROUP"),
+        (("+clipx=grpo", "data.seed=1"), "data.seed=1: is not a setting of the plugin. Write +clipx=GROUP"),
         (("+clipx=acpo", "clipx.alpha=-1"), "clipx.alpha=-1: must be a number"),
         (("+clipx=bapo", "clipx.weight=rollout"), "bapo needs rollout_log_prob"),
-        (("+clipx=grpo", "--step", 5), "--step 5: not traced. Traced are 2, 4, 6"),
+        (("+clipx=grpo", "--step", 5), "--step 5: not traced. The traced steps are 2, 4, 6"),
     ],
 )
 def test_what_cannot_be_replayed_is_said(grpo, words, message):

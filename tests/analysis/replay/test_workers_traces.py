@@ -23,6 +23,7 @@ from verl_clipx.run.trace_format import UpdateFacts, read_shards, shards_in, wri
 from verl_clipx.training.trainer.log import write_record
 from verl_clipx.training.worker.layout import TokenPass
 from verl_clipx.training.worker.loss_function import with_micro_batch
+from verl_clipx.training.worker.observers import RankObservers
 from verl_clipx.training.worker.step import OptimizerStep
 from verl_clipx.training.worker.tracer import ROW, Tracer
 
@@ -43,7 +44,8 @@ def traced_run(tmp_path, actor, *overrides, parts=((0, 1, 2, 3, 4),), step=None,
     rows = [row for part in parts for row in part]
     whole, _ = micro_batch(batch, rows, entropy=entropy)
     settings, step = config.policy_loss.clipx, step or OptimizerStep()
-    function = with_micro_batch(partial(ppo_loss, config=config), settings, Schedule(), lambda: step, [tracer])
+    observers = RankObservers(tracer)
+    function = with_micro_batch(partial(ppo_loss, config=config), settings, Schedule(), lambda: step, observers)
     with rollout_batch(tracer, whole):
         for part in parts:
             data, output = micro_batch(batch, list(part), entropy=entropy)
@@ -105,7 +107,7 @@ def test_page_and_replay_of_a_pulled_run_say_what_is_outside_its_bounds(tmp_path
     # Clipped tokens are pulled back.
     assert " outside " in said and "outside: beyond the bounds, and kept or pulled back" in said
     clipx("report", run, "--out", tmp_path / "out")
-    assert re.search("○ [1-9][0-9]* outside its bounds, with a gradient", page_of(tmp_path / "out"))
+    assert re.search("○ [1-9][0-9]* tokens outside the bounds have a gradient", page_of(tmp_path / "out"))
     traced = read_shards(run / "traces", shards_in(run / "traces")).to_pandas()
     (dapo,) = answer("replay", run, "+clipx=dapo")["settings"]
     without = (traced.advantage > 0) & (traced.ratio > 1.28) | (traced.advantage < 0) & ~traced.ratio.between(0.8, 3)

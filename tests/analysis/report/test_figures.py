@@ -13,10 +13,13 @@ import pytest
 from tests.analysis.report.drawn_texts import drawn_texts, outside, overlapping
 from tests.analysis.runs.commands import clipx, page_of
 from tests.analysis.runs.example_runs import write_log
-from verl_clipx.analysis.report.drawing import MOST_STEPS, save, style, take_windows
-from verl_clipx.analysis.report.log_figures import log_plates
+from verl_clipx.analysis.report.analysis import analyse
+from verl_clipx.analysis.report.draw import draw
+from verl_clipx.analysis.report.drawing import MOST_STEPS, Panel, save, style, take_windows
 from verl_clipx.analysis.report.palette import COLOURS, GRPO, OTHERS, with_colours
-from verl_clipx.analysis.report.trace_figures import trace_plates
+from verl_clipx.analysis.report.reading import ReadRuns
+from verl_clipx.analysis.report.tokens import spread_tokens
+from verl_clipx.analysis.report.trace_figures import draw_spreads
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.settings import Setting
@@ -35,6 +38,13 @@ def setting_of(steps, columns=METRICS, first=1):
     return [Setting("M", [Run("run", pandas.DataFrame(values, range(first, first + steps), columns))])]
 
 
+def panels_of(settings: list[Setting]) -> dict[str, list[Panel]]:
+    """The panels of each plate of settings without traces."""
+    coloured = with_colours(settings)
+    plates = draw(analyse(ReadRuns(settings=coloured, baseline=coloured[0])))
+    return {plate.name: plate.panels for plate in plates}
+
+
 def test_a_window_is_its_steps_median_at_its_middle():
     values = pandas.Series(range(300), index=range(1, 301))
     middle, high = take_windows(values), take_windows(values, 1.0)
@@ -49,15 +59,14 @@ def test_the_floor_is_a_grey_band_under_the_clipped_share_by_its_larger_measurem
     log = pandas.DataFrame(values, index=range(1, 9))
     if recut is not None:
         log.loc[1, [keys.RECUT_LOW, keys.RECUT_HIGH]] = recut / 2, recut
-    plates = {plate.name: plate for plate in log_plates(with_colours([Setting("M", [Run("run", log)])]))}
-    (panel,) = plates["fractions"].panels
+    (panel,) = panels_of([Setting("M", [Run("run", log)])])["fractions"]
     (band,) = panel.drawing.axes[0].collections
     ends = band.get_paths()[0].vertices[:, 1]
     assert (ends.min(), ends.max()) == (pytest.approx(-top / 2), pytest.approx(top))
-    assert plates["fractions"].facts["floor"] and "grey band" in panel.description
-    without = log_plates(with_colours([Setting("M", [Run("run", log[[keys.CLIPPED_LOW, keys.CLIPPED_HIGH]])])]))
-    (plain,) = [plate for plate in without if plate.name == "fractions"]
-    assert not plain.facts["floor"] and not plain.panels[0].drawing.axes[0].collections
+    assert "grey band" in panel.description
+    without = log[[keys.CLIPPED_LOW, keys.CLIPPED_HIGH]]
+    (plain,) = panels_of([Setting("M", [Run("run", without)])])["fractions"]
+    assert "grey band" not in plain.description and not plain.drawing.axes[0].collections
 
 
 @pytest.mark.slow
@@ -78,8 +87,7 @@ def with_names(count, steps, names, scale=1.0):
     """Settings whose runs log every metric of METRICS, as random numbers up to a scale."""
     (setting,) = setting_of(steps)
     runs = [Run(f"run-{index}", setting.runs[0].log * scale) for index in range(count)]
-    settings = [Setting(name, [run]) for name, run in zip(names, runs, strict=False)]
-    return with_colours(settings)
+    return [Setting(name, [run]) for name, run in zip(names, runs, strict=False)]
 
 
 LONG_NAMES = (
@@ -104,7 +112,8 @@ LONG_NAMES = (
 )
 def test_texts_of_figures_of_logs_never_touch(tmp_path, count, steps, names, scale):
     with style():
-        panels = [panel for plate in log_plates(with_names(count, steps, names, scale)) for panel in plate.panels]
+        plates = panels_of(with_names(count, steps, names, scale))
+        panels = [panel for panels in plates.values() for panel in panels]
         # Outcomes, bounds, clipped tokens and mass of each setting, samples, and the declared metric's.
         assert len(panels) == 4 + 3 * count + 4 + 1
         assert_apart(panels, tmp_path)
@@ -124,9 +133,9 @@ def test_a_legend_of_many_metrics_stays_in_its_panel(tmp_path, monkeypatch):
     monkeypatch.setitem(METHODS, "new", SimpleNamespace(logs=(metric,)))
     columns = tuple(f"actor/clipx/newly/bin_{bin}" for bin in range(50))
     with style():
-        (plate,) = log_plates(with_colours(setting_of(10, columns)))
-        assert_apart(plate.panels, tmp_path)
-        legend = plate.panels[0].drawing.axes[0].get_legend()
+        (panels,) = panels_of(setting_of(10, columns)).values()
+        assert_apart(panels, tmp_path)
+        legend = panels[0].drawing.axes[0].get_legend()
     names = [text.get_text() for text in legend.get_texts()]
     assert (len(names), names[0], names[-1]) == (8, "bin 0", "bin 9")
 
@@ -145,13 +154,16 @@ def test_counts_above_a_panel_of_tokens_never_touch(tmp_path, count):
     kept = pandas.DataFrame([{"ratio": 1.0, "bounded": 1.0, "advantage": 1.0, "event": KEPT}] * 10)
     tokens = pandas.concat([pandas.DataFrame(rows * count), kept], ignore_index=True)
     tokens = tokens.assign(low=0.8, high=1.2, old_log_prob=numpy.linspace(-3, 0, len(tokens)))
-    (setting,) = with_names(1, 2, ["M"])
+    (setting,) = with_colours(with_names(1, 2, ["M"]))
     with style():
-        (plate,) = trace_plates([TracedUpdate(setting, setting.runs[0], 8, 7, tokens)])
-        assert_apart(plate.panels, tmp_path)
-        texts = [drawn.text for drawn in drawn_texts(plate.panels[0].drawing)]
-    counted = [f"▲ {count} clipped high", f"▼ {count} clipped low"]
-    counted.append(f"○ {2 * count} outside its bounds, with a gradient")
+        panels = draw_spreads([spread_tokens(TracedUpdate(setting, setting.runs[0], 8, 7, tokens))])
+        assert_apart(panels, tmp_path)
+        texts = [drawn.text for drawn in drawn_texts(panels[0].drawing)]
+    counted = [
+        f"▲ {count} tokens lost their gradient (ratio too high)",
+        f"▼ {count} tokens lost their gradient (ratio too low)",
+        f"○ {2 * count} tokens outside the bounds have a gradient",
+    ]
     assert {*counted} <= {*texts}
 
 

@@ -165,7 +165,7 @@ def test_the_page_says_so_first_and_its_table_keeps_what_is_finite(tmp_path):
     assert any(f"{keys.HELD_OUT} in 1 step" in one.text for one in said_of(run))
     clipx("report", run, "--out", tmp_path / "out")
     page = page_of(tmp_path / "out")
-    assert "<summary><b>ACPO, seed 1: skipped updates from step 1 on.</b></summary><p>8 of 32" in page
+    assert '<h1>ACPO, seed 1: skipped updates from step 1 on</h1>\n<p class="news">8 of 32 updates' in page
     assert "ACPO, seed 1: values that are not finite from step" in page and ">nan<" not in page
     table = pandas.read_csv(tmp_path / "out" / "metrics.csv")
     assert table[keys.REWARD].notna().tolist() == [True, False, True, False]

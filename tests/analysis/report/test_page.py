@@ -17,9 +17,10 @@ from verl_clipx.analysis.report import follow
 from verl_clipx.analysis.report import page as report_page
 from verl_clipx.analysis.report.page import write_report
 from verl_clipx.analysis.runs import keys
+from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.losses.base.metric import of_decision
 from verl_clipx.losses.methods import METHODS
-from verl_clipx.run.run_lock import hold, release
+from verl_clipx.run.run_lock import release, take_lock
 from verl_clipx.run.trace_format import Shard, shards_in, write_shard
 from verl_clipx.training.trainer.log import write_record
 
@@ -67,6 +68,66 @@ def test_what_verl_counts_on_both_sides_is_not_called_clipped_low(tmp_path):
     assert "How many tokens verl counts as clipped" in figures and "both sides, as verl counts" in figures
     shown = figures.partition("Regions:")[0]
     assert "clipped low" not in shown and "violet" not in shown
+
+
+# The reward of a run of verl's own whose entropy fell first.
+COLLAPSED = [
+    {keys.PG_CLIPPED: 0.005, keys.ENTROPY: 1.0 if step < 20 else 0.01, keys.REWARD: 0.5 if step < 60 else 0.02}
+    for step in range(1, 100)
+]
+
+
+def test_the_gravest_finding_is_the_title_also_without_the_plugin_and_its_evidence_stands_below(tmp_path):
+    log = write_log(tmp_path / "mine" / "metrics.jsonl", COLLAPSED)
+    said = clipx("report", log, "--out", tmp_path / "out")
+    page = page_of(tmp_path / "out")
+    assert "<h1>mine: reward collapse from step 60 on</h1>" in page
+    news, _, rest = page.partition('<p class="news">')[2].partition("</p>")
+    assert news.startswith("critic/score/mean 0.02 on average") and "Go back to a checkpoint" in news
+    # What comes after it: the other findings, folded, and what was clipped.
+    assert '<details class="alarm"><summary><b>mine: entropy collapse from step 20 on.</b>' in rest
+    assert '<p class="clipping">verl counted 0.50\u202f% of the tokens of mine as clipped.</p>' in rest
+    assert said.index("reward collapse") < said.index("entropy collapse") < said.index("verl counted")
+
+
+def test_under_a_title_of_the_users_own_every_finding_is_folded(tmp_path):
+    log = write_log(tmp_path / "mine" / "metrics.jsonl", COLLAPSED)
+    clipx("report", log, "--out", tmp_path / "out", "--title", "My run")
+    page = page_of(tmp_path / "out")
+    assert "<h1>My run</h1>" in page and 'class="news"' not in page
+    assert page.count('<details class="alarm">') == 2
+
+
+ONE_UPDATE = {"actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 8, "ppo_epochs": 1}}}
+
+
+def test_a_remark_is_the_title_only_where_the_log_does_not_say_what_was_clipped_at_which_bound(tmp_path):
+    # One update a rollout batch leaves bounds idle: a remark.
+    row = {keys.RATIO: 1.0, keys.KL: 0.0, keys.ENTROPY: 1.0, keys.REWARD: 0.5}
+    for name, clipping in (
+        ("verls", {keys.PG_CLIPPED: 0.0}),
+        ("ours", {keys.CLIPPED_LOW: 0.0, keys.CLIPPED_HIGH: 0.0}),
+    ):
+        log = write_log(tmp_path / name / "metrics.jsonl", [row | clipping] * 12)
+        write_record(log, {"data": {"train_batch_size": 8}, **ONE_UPDATE})
+        clipx("report", log, "--out", tmp_path / "out" / name)
+    verls, ours = (page_of(tmp_path / "out" / name).partition("<h1>")[2] for name in ("verls", "ours"))
+    assert "bounds idle: one update a rollout batch from step 1 on</h1>" in verls
+    assert "clipped none of the tokens</h1>" in ours
+    assert '<details class="alarm"><summary><b>ours: bounds idle: one update' in ours
+
+
+def test_that_no_seed_collapsed_is_no_title(tmp_path):
+    runs = []
+    for name in ("grpo", "acpo"):
+        for seed in range(3):
+            log = write_log(tmp_path / f"{name}-seed{seed}" / "metrics.jsonl", [{keys.REWARD: 0.5 + 0.01 * seed}] * 5)
+            write_record(log, {"clipx": {"method": name}, "data": {"seed": seed}})
+            runs.append(log)
+    clipx("report", *runs, "--out", tmp_path / "out")
+    page = page_of(tmp_path / "out")
+    assert "<h1>GRPO against ACPO: what the logs say</h1>" in page
+    assert page.index('class="fine remarks"') < page.index("No seed collapsed.")
 
 
 def test_a_page_that_will_change_reloads_itself(tmp_path):
@@ -132,7 +193,7 @@ def test_a_report_replaces_what_one_wrote_before_and_nothing_else(tmp_path):
     assert (out / "figures" / "mine.svg").read_text() == "mine" and "<title>another title</title>" in page_of(out)
     # A file of a figure's name that no report wrote.
     (out / "figures" / "spread_0.png").write_text("mine")
-    assert "no report wrote it" in clipx("report", runs["traced"], "--out", out, code=1)
+    assert "no report wrote this file" in clipx("report", runs["traced"], "--out", out, code=1)
     assert (out / "figures" / "spread_0.png").read_text() == "mine"
 
 
@@ -175,7 +236,7 @@ def test_the_page_grows_with_the_run(tmp_path, monkeypatch, record, happens, pag
     log.parent.mkdir()
 
     def write(paths, out, *_, reload_every, **__):
-        written.append((len(report_page.read_run(paths[0]).log), reload_every))
+        written.append((len(read_run(paths[0]).log), reload_every))
         return []
 
     def add(step):
@@ -191,7 +252,7 @@ def test_the_page_grows_with_the_run(tmp_path, monkeypatch, record, happens, pag
     monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=sleep))
     if record:
         write_record(log, {"clipx": {"method": "grpo"}})
-        hold(log.with_suffix(".lock"))
+        take_lock(log.with_suffix(".lock"))
     else:
         add(1)
     try:

@@ -9,18 +9,26 @@ import pytest
 from tests.analysis.diagnose.test_findings import held_out, of, run
 from tests.analysis.runs.commands import clipx, page_of
 from tests.analysis.runs.example_runs import write_run
-from verl_clipx.analysis.report.summary import describe, headline, summary
+from verl_clipx.analysis.report.numbers import SettingNumbers, compute_numbers
+from verl_clipx.analysis.report.palette import with_colours
+from verl_clipx.analysis.report.reading import ReadRuns, read_runs
+from verl_clipx.analysis.report.summary import summarise
+from verl_clipx.analysis.report.title import say_what_was_clipped
 from verl_clipx.analysis.runs import keys
-from verl_clipx.analysis.runs.folder import read_run
-from verl_clipx.analysis.runs.settings import Setting, settings_of
-from verl_clipx.analysis.runs.traced import traced_updates
+from verl_clipx.analysis.runs.settings import Setting
 from verl_clipx.losses.modifiers.masks import IcePop
 from verl_clipx.run.trace_format import read_shards, shards_in
 
 
 def rows(*settings: Setting) -> dict[str, list[tuple[str, str]]]:
     """The table of settings without traces: its rows' cells by name."""
-    return {row.name: row.cells for row in summary(describe(list(settings), []))}
+    return {row.name: row.cells for row in summarise(numbers_of(*settings))}
+
+
+def numbers_of(*settings: Setting) -> list[SettingNumbers]:
+    """The numbers of settings without traces."""
+    coloured = with_colours(list(settings))
+    return compute_numbers(ReadRuns(settings=coloured, baseline=coloured[0]))
 
 
 CLIPPED = {keys.CLIPPED_LOW: [0.02, 0.04], keys.CLIPPED_HIGH: [0.0, 0.01]}
@@ -72,7 +80,7 @@ NOTHING = {keys.CLIPPED_LOW: [0.0, 0.0], keys.CLIPPED_HIGH: [0.0, 0.0]}
     ],
 )
 def test_the_headline_is_what_each_clipped(settings, said):
-    assert headline(describe(settings, [])) == said
+    assert say_what_was_clipped(numbers_of(*settings)) == said
 
 
 def test_rewards_are_over_the_steps_that_all_have_and_three_seeds_have_an_interval():
@@ -92,8 +100,7 @@ def test_the_last_validation_has_its_interval_over_problems(tmp_path):
 
 def test_traces_give_what_clipping_took_and_on_how_many_tokens_a_method_differs_from_grpo(tmp_path):
     paths = [write_run(tmp_path / f"{name}-seed1", name, steps=2) for name in ("grpo", "acpo")]
-    settings = settings_of(list(map(read_run, paths)))
-    found = {row.name: row.cells for row in summary(describe(settings, traced_updates(settings)))}
+    found = {row.name: row.cells for row in summarise(compute_numbers(read_runs(paths)))}
     tokens = [read_shards(path / "traces", shards_in(path / "traces")).to_pandas() for path in paths]
     of_grpo, mass = tokens[0].region.isin(["LN", "HP"]), (tokens[0].ratio * tokens[0].advantage).abs()
     assert found["Gradient taken by clipping"][0] == (
@@ -115,7 +122,7 @@ def test_tokens_outside_the_bounds_that_are_only_pulled_back_are_not_called_kept
     page = page_of(tmp_path / "out")
     assert re.search("<h1>IPO has .* outside its bounds, with a gradient", page)
     assert "outside, with a gradient</small>" in page and "token</i> below the bounds, with a gradient</li>" in page
-    assert re.search("○ [1-9][0-9]* outside its bounds, with a gradient", page)
+    assert re.search("○ [1-9][0-9]* tokens outside the bounds have a gradient", page)
     assert not re.search("bounds,? (?:and )?(?:kept|keeps)|outside, kept|keeps? a gradient|only soft clipping", page)
 
 

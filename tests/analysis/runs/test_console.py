@@ -9,8 +9,10 @@ from pathlib import Path
 from pprint import pformat
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.analysis.runs.commands import answer, clipx
+from tests.composition import composition
 from verl_clipx.analysis.demo.files import SHIPPED
 from verl_clipx.analysis.runs.folder import RunFolder, read_run
 
@@ -54,7 +56,7 @@ def test_metrics_whose_step_is_cut_off_are_not_lost_without_a_word(tmp_path):
         line(1) + line(2).replace(" - critic", "\nUserWarning: slow\n - critic").strip() + " - critic/x:1\n" + line(3)
     )
     (tmp_path / "train.log").write_text(text)
-    with pytest.warns(UserWarning, match="train.log: metrics without their step, and left out: ' - critic/score/mean"):
+    with pytest.warns(UserWarning, match="train.log: metrics without their step, and ignored: ' - critic/score/mean"):
         assert list(read_run(tmp_path / "train.log").log.index) == [1, 2, 3]
     # Where a border stands before every further row, the whole is refused.
     (tmp_path / "train.log").write_text("".join(line(step).strip() + "\n: " + line(9)[9:] for step in (1, 2)))
@@ -142,10 +144,10 @@ def test_a_second_run_is_read_alone_and_a_resumed_one_whole(tmp_path, after, ent
             line(1, 0.5, A) + line(1, 0.7, B) + line(2, 0.5, A) + line(2, 0.7, B),
             "(TaskRunner pid=17) and (TaskRunner pid=18) alternate",
         ),
-        ("".join(line(step) for step in (1, 1, 2, 2, 3, 3)), "steps alternate, so several runs wrote it"),
+        ("".join(line(step) for step in (1, 1, 2, 2, 3, 3)), "steps alternate, so several runs wrote"),
         # Wrapped by a terminal, or with a border.
-        ("".join(line(step).replace("score", "sc\nore") for step in (1, 2)), "So is every step, as where a terminal"),
-        ("".join(line(step).replace("score", "sc\n│ ore") for step in (1, 2)), "So is every step, as where a terminal"),
+        ("".join(line(step).replace("score", "sc\nore") for step in (1, 2)), "as if a terminal"),
+        ("".join(line(step).replace("score", "sc\n│ ore") for step in (1, 2)), "as if a terminal"),
         ("{'loss': 0.1, 'reward': 0.5}\n", "clipx reads verl's logs"),
         ("step 1: {'train/loss': 0.1, 'rollout/raw_reward': 0.5}\n", "clipx reads verl's logs"),
         ("12:30:05 SUCCESS Step 1 | Time: 5.0s | Reward: 0.5 | Throughput: 10 tokens/s\n", "clipx reads verl's logs"),
@@ -162,7 +164,7 @@ def test_what_is_left_out_is_said(tmp_path):
     cut = line(2)[: -len("an:0.25\n")]
     (tmp_path / "train.log").write_text(line(1) + cut + "\nTraceback (most recent call last)\n" + line(3))
     shown = clipx("diagnose", tmp_path / "train.log")
-    assert "train.log, step 2: damaged, and left out: 'critic/score/me'" in shown
+    assert "train.log, step 2: damaged, and ignored: 'critic/score/me'" in shown
     assert answer("diagnose", tmp_path / "train.log")["checked"]
     with pytest.warns(UserWarning, match="step 2"):
         assert list(read_run(tmp_path / "train.log").log.index) == [1, 2, 3]
@@ -170,12 +172,16 @@ def test_what_is_left_out_is_said(tmp_path):
 
 @cache
 def configuration() -> str:
-    """The configuration of a real run of verl's, as its trainer prints it, with DAPO's upper bound and a token."""
-    whole = json.loads((SHIPPED / "grpo-seed1/metrics.run.json").read_text())["configuration"]
-    del whole["clipx"]
-    whole["actor_rollout_ref"]["actor"]["policy_loss"] = {"loss_mode": "vanilla"}
-    whole["actor_rollout_ref"]["actor"] |= {"clip_ratio_high": 0.28, "hf_token": "hf_abcdefghijklmnopqrstuvwxyz"}
-    whole["data"] |= {"max_response_length": 20, "seed": 7}
+    """verl's configuration as its trainer prints it: DAPO's upper bound, eight updates a step, and a token."""
+    overrides = [
+        "actor_rollout_ref.actor.clip_ratio_high=0.28",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=10",
+        "data.train_batch_size=80",
+        "data.max_response_length=20",
+        "data.seed=7",
+    ]
+    whole = OmegaConf.to_container(composition(*overrides), resolve=True)
+    whole["actor_rollout_ref"]["actor"]["hf_token"] = "hf_abcdefghijklmnopqrstuvwxyz"
     return pformat(whole)
 
 
@@ -220,7 +226,7 @@ def test_which_configuration_is_the_run_s(tmp_path):
     # A row of it is missing.
     rows = own.splitlines(keepends=True)
     path.write_text("".join([*rows[:40], "(TaskRunner pid=17)  cut\n", *rows[41:]]) + trained([0.7] * 3))
-    with pytest.warns(UserWarning, match="train.log: the configuration in it is damaged, and left out"):
+    with pytest.warns(UserWarning, match="train.log: the configuration in it is damaged"):
         assert read_run(path).configuration == {}
     # Nothing else that is printed is taken for one.
     path.write_text("{'score': 1.0}\n" + trained([0.7] * 3) + "{'actor_rollout_ref': {}}\n")

@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import io
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,7 +50,7 @@ def log(tmp_path):
     ],
 )
 def test_a_line_that_is_cut_off_or_damaged_is_left_out_with_a_warning(log, text, line):
-    with pytest.warns(UserWarning, match=rf"metrics\.jsonl, line {line}: cut off or damaged, and left out"):
+    with pytest.warns(UserWarning, match=rf"metrics\.jsonl, line {line}: cut off or damaged"):
         table = read_run_log(log(text))
     assert list(table.index) == [0, 1, 2] and table.loc[1].to_dict() == {"val": 0.5, "loss": 2.0}
 
@@ -100,6 +101,15 @@ def test_scores_that_are_not_finite_are_left_out_and_counted(tmp_path):
     (found,) = held_out_rewards(tmp_path)
     assert found.by_problem == {"a": 1.0, "c": 0.0} and found.reward.mean == 0.5
     assert found.not_finite == 3
+
+
+def test_the_length_of_answers_is_in_characters_and_unknown_without_them(tmp_path):
+    (tmp_path / "3.jsonl").write_text(
+        '{"input": "a", "output": "one", "score": 1}\n{"input": "a", "output": "eleven", "score": 1}\n'
+    )
+    (tmp_path / "4.jsonl").write_text('{"input": "a", "score": 1}\n')
+    known, unknown = held_out_rewards(tmp_path)
+    assert known.length == 4.5 and math.isnan(unknown.length)
 
 
 STEPS = [
@@ -197,7 +207,7 @@ def test_a_cell_of_any_length_is_read_over(tmp_path):
 def test_a_number_that_cannot_be_read_is_said(tmp_path):
     text = 'Step,a - actor/entropy,a - response_length/mean,a - note\n1,0.5,"1,234.5",x\n'
     (tmp_path / "mine.csv").write_text(text)
-    assert "mine.csv: no number, and left out: response_length/mean '1,234.5'" in clipx(
+    assert "mine.csv: not a number, and ignored: response_length/mean '1,234.5'" in clipx(
         "diagnose", tmp_path / "mine.csv"
     )
 
@@ -260,9 +270,9 @@ def test_a_run_at_wandb_is_read_by_its_api(tmp_path, monkeypatch):
     assert run.values("critic/score/mean").to_dict() == {2: 1.0} and len(run.log.columns) == 2
     assert "long: truncated sampling from step 1 on" in clipx("diagnose", name)
     clipx("report", name, "--out", tmp_path / "out")
-    assert "--follow looks at files" in clipx("report", name, "--follow", "--out", tmp_path / "out", code=1)
+    assert "--follow watches files" in clipx("report", name, "--follow", "--out", tmp_path / "out", code=1)
     assert "wandb://team/project/x: 'team/project/x'" in clipx("diagnose", "wandb://team/project/x", code=1)
-    assert "wandb://a1b2: not of the form" in clipx("diagnose", "wandb://a1b2", code=1)
+    assert "wandb://a1b2: write it as wandb://entity/project/run" in clipx("diagnose", "wandb://a1b2", code=1)
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert "clipx diagnose needs wandb, which comes with verl: pip install wandb" in clipx("diagnose", name, code=1)
 
@@ -279,7 +289,10 @@ NOISE = gzip.compress(b"\x00\x80" * 99, mtime=0)
         ({"a.csv": b"Run,actor/entropy\nmine,1\n"}, "a.csv: no column Step or _step"),
         # Tables of runs, as W&B's page and its API export them, with steps and without.
         *(
-            ({"a.csv": text}, "a.csv: W&B's table of runs, which has a row a run and no steps. Name a run as wandb://")
+            (
+                {"a.csv": text},
+                "a.csv: this is W&B's table of runs, which has one row for each run",
+            )
             for text in (
                 b"Name,actor/entropy\nmine,1\n",
                 b"Name,State,User,Runtime,_step,actor/entropy\nmine,finished,me,9,20,0.5\nother,failed,me,8,30,0.4\n",
@@ -291,10 +304,10 @@ NOISE = gzip.compress(b"\x00\x80" * 99, mtime=0)
         ({"a.csv": b"Step,a - train/reward\n1,1\n"}, NOT_OF_VERL),
         ({"a.csv": b"Step,train/loss\n1,1\n"}, NOT_OF_VERL),
         *(
-            ({"a.csv": b'Step,a - actor/entropy\n"%s",1\n' % step.encode()}, f"a.csv: '{step}' is no step")
+            ({"a.csv": b'Step,a - actor/entropy\n"%s",1\n' % step.encode()}, f"a.csv: '{step}' is not a training step")
             for step in ("1e300", "1.5", "1,000")
         ),
-        *(({name: NOISE}, f"{name}: a gzip file, but no kept run") for name in ("a.log", "a.csv")),
+        *(({name: NOISE}, f"{name}: a gzip file, but not an archived run") for name in ("a.log", "a.csv")),
         *(
             ({name: content}, f"{name}: a gzip file that cannot be unpacked")
             for name, content in {
@@ -310,11 +323,11 @@ NOISE = gzip.compress(b"\x00\x80" * 99, mtime=0)
         ),
         (
             {"a.csv": b"_step,actor/entropy\n1,0.5\n", "b.csv": b"_step,actor/entropy\n1,0.7\n"},
-            "of several runs. Name one as wandb://entity/project/run",
+            "several runs. Name one as wandb://entity/project/run",
         ),
         (
             {"a.csv": b"Step,a - actor/entropy\n1,0.5\n2,0.5\n1,0.7\n"},
-            "a.csv, step 1: a second value of actor/entropy",
+            "a.csv, step 1: there is a second value of actor/entropy",
         ),
     ],
 )
@@ -365,9 +378,11 @@ def test_two_runs_of_tensorboard_are_named_and_without_it_its_name_is_said(tmp_p
     assert "clipx report needs tensorboard, which comes with verl: pip install tensorboard" in text
 
 
-def of_plugin(step, batch, **data):
-    """A line of the plugin's log, with fingerprints of its rollout batch."""
-    return json.dumps({"step": step, "data": {"actor/entropy": 1.0, **data}, "batch": {"rows": batch}}) + "\n"
+def of_plugin(step, rows, **data):
+    """A line of the plugin's log, with fingerprints of its rollout batch; `rows` is the hash that tells it apart."""
+    hashes = {"prompts": "1", "responses": "2", "rows": rows}
+    counts = {"groups": 2, "sequences": 4, "tokens": 40, "distinct": 4}
+    return json.dumps({"step": step, "data": {"actor/entropy": 1.0, **data}, "batch": hashes | counts}) + "\n"
 
 
 KEPT_HEADER = json.dumps({"commit": "c" * 40, "seed": 1}) + "\n"
@@ -375,18 +390,18 @@ KEPT_HEADER = json.dumps({"commit": "c" * 40, "seed": 1}) + "\n"
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_batches_of_a_kept_run_are_read_with_its_rows(tmp_path, packed):
-    text = KEPT_HEADER + of_plugin(1, "first") + of_plugin(2, "second")
+    text = KEPT_HEADER + of_plugin(1, "a") + of_plugin(2, "b")
     path = tmp_path / ("grpo-seed1.jsonl.gz" if packed else "grpo-seed1.jsonl")
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
     run = read_run(path)
-    assert {step: batch["rows"] for step, batch in run.batches.items()} == {1: "first", 2: "second"}
+    assert {step: batch["rows"] for step, batch in run.batches.items()} == {1: "a", 2: "b"}
     assert list(run.log.index) == [1, 2] and run.seed == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*count, from step")
 def test_the_batches_of_a_log_are_of_the_run_that_counts(log):
-    again = log(of_plugin(1, "old") + of_plugin(2, "old") + of_plugin(1, "new"))
-    assert {step: batch["rows"] for step, batch in read_run(again).batches.items()} == {1: "new"}
+    again = log(of_plugin(1, "a") + of_plugin(2, "a") + of_plugin(1, "b"))
+    assert {step: batch["rows"] for step, batch in read_run(again).batches.items()} == {1: "b"}
     resumed = log(of_plugin(1, "a") + of_plugin(2, "b") + of_plugin(3, "c") + of_plugin(2, "d"))
     assert {step: batch["rows"] for step, batch in read_run(resumed).batches.items()} == {1: "a", 2: "d"}
 
@@ -395,6 +410,6 @@ def test_a_log_is_parsed_once(log, monkeypatch):
     parsed = []
     whole = run_log.parse_json
     monkeypatch.setattr(run_log, "parse_json", lambda text, where: parsed.append(text) or whole(text, where))
-    read_run(log("".join(of_plugin(step, "x") for step in (1, 2, 3))))
+    read_run(log("".join(of_plugin(step, "a") for step in (1, 2, 3))))
     # The first line is looked at for the header of a kept run.
     assert len(parsed) == 4

@@ -102,10 +102,13 @@ def test_credentials_of_an_older_record_are_not_read(make, tmp_path):
     make("x", {"clipx": {"method": "acpo"}})
     path = tmp_path / "x" / "metrics.run.json"
     record = json.loads(path.read_text())
-    record["configuration"]["reward"] = {"api_key": "xyz", "url": "http://me:xyz@host/path"}
-    path.write_text(json.dumps(record))
-    read = read_run(tmp_path / "x").configuration
-    assert "xyz" not in str(read) and read["reward.url"] == "http://[redacted]@host/path"
+    record["configuration"]["reward"] = {"api_key": "xyz", "num_workers": 3}
+    record["configuration"]["data.train_files"] = "http://me:xyz@host/path"
+    for schema in (None, 1):
+        path.write_text(json.dumps({**record, "schema": schema}))
+        read = read_run(tmp_path / "x")
+        assert "xyz" not in str(read.record) and read.configuration["reward.num_workers"] == 3
+        assert read.configuration["data.train_files"] == "http://host/path"
 
 
 def test_what_names_a_setting(make, tmp_path):
@@ -178,6 +181,28 @@ LINE = (
 )
 
 
+REWARD_PATH = "reward.custom_reward_function.path"
+REWARD_OF_TASK = {REWARD_PATH: "pkg://verl_clipx.papers.tasks.countdown.reward"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        (1_000_064, "1M"),
+        (873_000, "873K"),
+        (999_936, "1M"),
+        (494_032_768, "494M"),
+        (1_540_000_000, "1.5B"),
+        (950, "950"),
+    ],
+)
+def test_a_model_whose_name_a_program_made_is_named_by_its_size(parameters, said):
+    record = record_of({MODEL: "policies/tiny_policy-43c84e590a02bc27-363b5dcf70fd609e", **REWARD_OF_TASK})
+    record = replace(record, model=replace(record.model, parameters=parameters))
+    run = Run("run", pandas.DataFrame({"actor/entropy": [1.0]}, index=[1]), record=record)
+    assert what_was_trained({"M": [run]}) == [f"A policy of {said} parameters on Countdown."]
+
+
 @pytest.mark.parametrize(
     ("configuration", "records", "lines"),
     [
@@ -191,9 +216,23 @@ LINE = (
         ({"trainer.nnodes": 1, "trainer.n_gpus_per_node": 2}, [{"accelerators": 3}], ["2 accelerators."]),
         ({"data.train_files": "gsm8k.parquet"}, [{}], ["gsm8k.parquet."]),
         ({f"{ACTOR}.optim.lr": None, "trainer.nnodes": "x"}, [{}], []),
+        # The name that a program gave, and the task that a reward's folder names.
+        ({MODEL: "policies/tiny_policy-43c84e590a02bc27", **REWARD_OF_TASK}, [{}], ["tiny policy on Countdown."]),
+        (REWARD_OF_TASK | {REWARD_PATH: "/x/knights_and_knaves/reward.py"}, [{}], ["Knights and knaves."]),
+        (REWARD_OF_TASK | {REWARD_PATH: "/x/my_rewards.py", DATA: "gsm8k.parquet"}, [{}], ["gsm8k.parquet."]),
+        ({MODEL: f"/hub/models--Qwen--Qwen2.5-0.5B/snapshots/{'ab' * 20}"}, [{}], ["Qwen2.5-0.5B."]),
     ],
 )
 def test_the_line_has_what_the_record_has(configuration, records, lines):
     log = pandas.DataFrame({"actor/entropy": [1.0]}, index=[1])
     runs = [Run("run", log, configuration, record_of(configuration, record)) for record in records]
-    assert what_was_trained(runs) == lines
+    assert what_was_trained({"M": runs}) == lines
+
+
+def test_settings_that_were_trained_otherwise_have_lines_with_their_labels():
+    log = pandas.DataFrame({"actor/entropy": [1.0]}, index=[1])
+    small, large = (Run("run", log, {DATA: "gsm8k.parquet", "data.train_batch_size": size}) for size in (8, 64))
+    assert what_was_trained({"A": [small, small], "B": [large], "C": [small]}) == [
+        "A, C: gsm8k.parquet, 8 prompts a rollout batch.",
+        "B: gsm8k.parquet, 64 prompts a rollout batch.",
+    ]

@@ -9,8 +9,9 @@ import pandas
 import pytest
 
 from tests.analysis.runs.example_runs import WHOLE, read_columns, write_run
-from verl_clipx.analysis.report.token_view import MOST_COMPLETIONS, token_sections, visible
-from verl_clipx.analysis.report.trace_figures import bin_of, shown
+from verl_clipx.analysis.report.palette import with_colours
+from verl_clipx.analysis.report.token_view import MOST_COMPLETIONS, choose_sections, visible
+from verl_clipx.analysis.report.tokens import choose_tokens, find_bins
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.settings import settings_of
 from verl_clipx.analysis.runs.traced import events, traced_updates, under_grpo
@@ -42,7 +43,9 @@ def test_what_happened_to_tokens_and_what_would_have_under_grpo():
 
 
 def updates_of(folder, *methods, **options):
-    return traced_updates(settings_of([read_run(write_run(folder / name, name, **options)) for name in methods]))
+    return traced_updates(
+        with_colours(settings_of([read_run(write_run(folder / name, name, **options)) for name in methods]))
+    )
 
 
 def test_the_last_update_with_an_advantage_is_shown(tmp_path):
@@ -56,7 +59,7 @@ def test_the_last_update_with_an_advantage_is_shown(tmp_path):
 
 def test_the_view_has_the_numbers_of_its_tokens_in_order(tmp_path):
     (update,) = updates_of(tmp_path, "grpo", steps=2)
-    (section,) = token_sections([update])
+    (section,) = choose_sections([update])
     lines = [line for _, of_prompt in section.groups for line in of_prompt]
     texts = [text for line in lines for text, _ in line.tokens]
     assert len(lines) <= MOST_COMPLETIONS
@@ -73,11 +76,11 @@ def test_the_view_has_the_numbers_of_its_tokens_in_order(tmp_path):
     ]
     assert clipped[0] == max(clipped) > 0
     many = pandas.concat([update.tokens.assign(prompt=f"p{number}") for number in range(10)], ignore_index=True)
-    (section,) = token_sections([replace(update, tokens=many)])
+    (section,) = choose_sections([replace(update, tokens=many)])
     assert (sum(len(of_prompt) for _, of_prompt in section.groups), section.responses) == (64, 80)
     (update,) = updates_of(tmp_path, "acpo", steps=2)
     own, grpo = (update.tokens[rule].isin(["low", "high"]).sum() for rule in ("event", "under_grpo"))
-    assert token_sections([update])[0].clipped == {"own rule": own, "GRPO": grpo} and own != grpo
+    assert choose_sections([update])[0].clipped == {"own rule": own, "GRPO": grpo} and own != grpo
 
 
 def test_settings_show_the_same_prompts_those_that_any_rule_clips_first_then_those_that_learn(tmp_path):
@@ -88,14 +91,14 @@ def test_settings_show_the_same_prompts_those_that_any_rule_clips_first_then_tho
         updates.append(replace(update, tokens=pandas.concat(prompts, ignore_index=True)))
     updates[0].tokens.loc[updates[0].tokens.prompt == "b", "advantage"] = 1.0
     updates[1].tokens.loc[8, "under_grpo"] = "low"
-    sections = token_sections(updates)
+    sections = choose_sections(updates)
     assert [[prompt for prompt, _ in section.groups] for section in sections] == [["c", "b", "a"]] * 2
 
 
 def test_what_is_drawn_of_tokens():
     assert [visible(text) for text in ("\n", " ", " a b", "", "a\tb")] == ["⏎", "␣", " a b", "∅", "a⇥b"]
     tokens = pandas.DataFrame({"old_log_prob": numpy.log([0.1, 0.2, 0.5, 0.99, 1.0])})
-    assert list(bin_of(tokens)) == [0, 1, 2, 4, 4]
+    assert list(find_bins(tokens)) == [0, 1, 2, 4, 4]
     # Clipped tokens before others.
-    found = shown(pandas.DataFrame({"event": ["kept"] * 5000 + ["low"] * 10}))
+    found = choose_tokens(pandas.DataFrame({"event": ["kept"] * 5000 + ["low"] * 10}))
     assert len(found) == 1000 and (found.event == "low").sum() == 10

@@ -4,14 +4,20 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from verl_clipx.analysis.certify.questions import Answer, Arms, Verdict, answers_of
+from verl_clipx.analysis.certify.arms import Answer, Arms, Verdict
+from verl_clipx.analysis.certify.questions import answers_of
 from verl_clipx.analysis.runs.folder import read_run
 
 BETWEEN = "vs"
 
 
 def certify(words: Sequence[str], vary: Sequence[str]) -> list[Answer]:
-    """Answers every question about the runs of two arms: paths with `vs` between the arms.
+    """Answers every question about the runs of two arms.
+
+    Args:
+        words: the paths of the runs, with `vs` between those of the two arms.
+        vary: names of what must differ between the arms, or patterns of them; nothing else may. Without any it is the
+            loss.
 
     Raises:
         ValueError: there is no `vs` with a run on each side, or a run cannot be read.
@@ -20,14 +26,17 @@ def certify(words: Sequence[str], vary: Sequence[str]) -> list[Answer]:
     if [*words].count(BETWEEN) != 1 or words[0] == BETWEEN or words[-1] == BETWEEN:
         raise ValueError(f"{' '.join(words)}: name the runs of two arms: clipx certify A1 A2 {BETWEEN} B1 B2")
     cut = words.index(BETWEEN)
-    first, second = ([read_run(Path(word)) for word in part] for part in (words[:cut], words[cut + 1 :]))
+    first = [read_run(Path(word)) for word in words[:cut]]
+    second = [read_run(Path(word)) for word in words[cut + 1 :]]
     return answers_of(Arms(first, second, vary))
 
 
 def exit_code(answers: Sequence[Answer]) -> int:
     """Returns 0 if every question passed, 1 if one failed, else 3: some have no evidence."""
     verdicts = {answer.verdict for answer in answers}
-    return 1 if Verdict.FAILED in verdicts else 3 if Verdict.UNKNOWN in verdicts else 0
+    if Verdict.FAILED in verdicts:
+        return 1
+    return 3 if Verdict.UNKNOWN in verdicts else 0
 
 
 def lines_of(answers: Sequence[Answer]) -> list[str]:

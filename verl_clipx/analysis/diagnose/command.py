@@ -10,13 +10,15 @@ from verl_clipx.analysis.diagnose.rule import Kind
 from verl_clipx.analysis.diagnose.rules import RULES
 from verl_clipx.analysis.diagnose.timeline import FEWEST, LASTING, SOUGHT, changes, step_lines
 from verl_clipx.analysis.runs.run import Run
+from verl_clipx.common.pages import folder_of_pages, say_where_pages_are
 from verl_clipx.losses.base.refusal import did_you_mean
+from verl_clipx.losses.groups import OBSERVE, swap_by
 
 FAILED = 3
 """The exit code if a finding is one of --fail-on."""
 
 
-def content_of(run: Run) -> dict[str, Any]:
+def findings_as_json(run: Run) -> dict[str, Any]:
     """Returns all that there is to say of a run, for JSON."""
     rows = [
         {
@@ -27,6 +29,7 @@ def content_of(run: Run) -> dict[str, Any]:
             "heuristic": finding.rule.heuristic,
             "remedy": finding.remedy,
             "link": finding.rule.link,
+            "page": str(folder_of_pages() / finding.rule.link),
         }
         for finding in diagnose(run)
     ]
@@ -48,6 +51,8 @@ def lines_of(run: Run, *, verbose: bool = False) -> Iterator[str]:
     findings = diagnose(run)
     for finding in findings:
         yield f"[bold]{escape(finding.head)}[/] {escape(finding.text)}"
+    if findings:
+        yield escape(say_where_pages_are())
     yield from map(escape, lines_of_changes(run))
     missing = cover(run)
     unchecked = {name: lacking for name, lacking in missing.items() if lacking}
@@ -65,14 +70,14 @@ def lines_of(run: Run, *, verbose: bool = False) -> Iterator[str]:
 def lines_of_changes(run: Run) -> Iterator[str]:
     """Yields what changed first in a run."""
     steps = int((run.log.index > 0).sum())
-    found = changes(run.log)
+    first_changes = changes(run.log)
     if steps < FEWEST + LASTING:
         yield f"{run.name}: what changed first shows in {FEWEST + LASTING} steps or more; here are {steps}."
-    elif not found:
+    elif not first_changes:
         yield f"{run.name}: no logged value {SOUGHT}."
     else:
         yield f"{run.name}: what {SOUGHT} (it may be no fault):"
-        yield from step_lines(found)
+        yield from step_lines(first_changes)
 
 
 def lines_of_lacks(run: Run, unchecked: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -90,9 +95,13 @@ def lines_of_lacks(run: Run, unchecked: Mapping[str, Sequence[str]]) -> Iterator
 
 
 def _source_of(key: str, run: Run) -> str:
+    """Says where a run would have what a rule lacks: by the metric or key itself, or by what has many of them."""
     if key.startswith(("actor/clipx/", "health/")):
-        return "this plugin's metrics (+clipx=observe)"
-    return key if "/" in key or run.configuration else "the run's configuration"
+        return f"this plugin's metrics ({swap_by(OBSERVE)})"
+    is_metric = "/" in key
+    if is_metric or run.configuration:
+        return key
+    return "the run's configuration"
 
 
 def fails(run: Run, names: Sequence[str]) -> bool:
@@ -107,9 +116,11 @@ def fails(run: Run, names: Sequence[str]) -> bool:
         if name not in known:
             raise ValueError(f"--fail-on {name!r}: must be one of {'; '.join(known)}.{did_you_mean(name, known)}")
     gravest = max((kinds.index(name) for name in names if name in kinds), default=-1)
-    if any(one.rule.name in names or kinds.index(one.rule.kind.value) <= gravest for one in diagnose(run)):
-        return True
+    for finding in diagnose(run):
+        if finding.rule.name in names or kinds.index(finding.rule.kind.value) <= gravest:
+            return True
     for name in names:
-        if missing := cover(run).get(name):
+        missing = cover(run).get(name)
+        if missing:
             raise ValueError(f"--fail-on {name!r} can't be checked: {run.name} lacks {', '.join(missing)}.")
     return False

@@ -14,7 +14,14 @@ from verl_clipx.run.keys import MODEL_ROOT
 
 
 class Diagnosis(NamedTuple):
-    """A rule that a run meets, and what to do about it."""
+    """A rule that a run meets, and what to do about it.
+
+    Args:
+        run: the run's name.
+        rule: the rule.
+        onset: from which step on the run meets it, and what shows it.
+        remedy: what to do in this run.
+    """
 
     run: str
     rule: Rule
@@ -74,32 +81,44 @@ def with_values(run: Run, remedy: str | Callable[[Run], str]) -> str:
     Keys below `actor_rollout_ref` may leave that out.
     """
 
-    def with_value(key: re.Match) -> str:
-        values = (run.configuration.get(name) for name in (key[0], f"{MODEL_ROOT}.{key[0]}"))
-        value = next((value for value in values if isinstance(value, int | float)), None)
-        return key[0] if value is None else f"{key[0]} (here {value})"
+    def with_value(match: re.Match) -> str:
+        """Return a key with its value behind it."""
+        key = match[0]
+        for name in (key, f"{MODEL_ROOT}.{key}"):
+            value = run.configuration.get(name)
+            if isinstance(value, int | float):
+                return f"{key} (here {value})"
+        return key
 
-    return re.sub(r"\b[a-z_]+(\.[a-z_]+)+\b", with_value, text_of(remedy, run))
+    return re.sub(r"\b[a-z_]+(\.[a-z_0-9]+)+\b", with_value, text_of(remedy, run))
 
 
 def text_of(remedy: str | Callable[[Run], str], run: Run) -> str:
-    """Returns what to do in a run."""
-    return remedy if isinstance(remedy, str) else remedy(run)
+    """Returns what to do in a run, by a remedy that is the same for all runs or looks at the run."""
+    if isinstance(remedy, str):
+        return remedy
+    return remedy(run)
 
 
 def keys_missing_for(rule: Rule, run: Run) -> list[str]:
     """Returns what a rule reads and a run does not have; empty if the rule can be judged."""
-    missing, instead = (
-        [key for key in reads if not (_is_logged(run, key) or key in run.configuration)]
-        for reads in (rule.reads, rule.instead)
-    )
-    if missing and rule.instead and not instead:
+    missing = _missing_in(run, rule.reads)
+    if rule.instead and not _missing_in(run, rule.instead):
         return []
-    return missing if not rule.any_of or len(missing) == len(rule.reads) else []
+    if rule.any_of and len(missing) < len(rule.reads):
+        return []
+    return missing
+
+
+def _missing_in(run: Run, names: Iterable[str]) -> list[str]:
+    """Returns those of some metrics and keys that are neither in a run's log nor in its configuration."""
+    return [name for name in names if not _is_logged(run, name) and name not in run.configuration]
 
 
 def _is_logged(run: Run, key: str) -> bool:
-    return any(numpy.isfinite(run.log[one].to_numpy(dtype=float)).any() for one in matching(run.log, key))
+    """Returns whether the log has a finite number of a metric; a * in the key stands for anything."""
+    columns = [run.log[column].to_numpy(dtype=float) for column in matching(run.log, key)]
+    return any(numpy.isfinite(values).any() for values in columns)
 
 
 def cover(run: Run) -> dict[str, list[str]]:
@@ -114,5 +133,8 @@ def cover(run: Run) -> dict[str, list[str]]:
 
 
 def _is_about(rule: Rule, run: Run) -> bool:
+    """Returns whether a rule is about a run, by what the run logs and what its configuration sets."""
+    if not rule.about:
+        return True
     given = {key for key, value in run.configuration.items() if value is not None}
-    return not rule.about or any(_is_logged(run, one) or matching(given, f"{one}*") for one in rule.about)
+    return any(_is_logged(run, pattern) or matching(given, f"{pattern}*") for pattern in rule.about)

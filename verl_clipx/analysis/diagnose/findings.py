@@ -1,11 +1,12 @@
 """Sentences about the runs, each chosen by a test on their numbers."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import pandas
 
 from verl_clipx.analysis.diagnose.diagnosis import Diagnosis, diagnose, in_order, text_of
+from verl_clipx.analysis.diagnose.rule import Kind
 from verl_clipx.analysis.diagnose.rules import REWARD_COLLAPSE, RULES
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.settings import Setting, baseline_of
@@ -21,6 +22,26 @@ from verl_clipx.common.statistics.comparison import (
 )
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, share
 from verl_clipx.common.statistics.verdict import format_signed, interval_of, judge
+
+
+class Alarm(NamedTuple):
+    """What runs are diagnosed with.
+
+    Args:
+        head: the claim, one sentence.
+        text: the evidence, the remedy and the page that says more.
+        rule: the name of the rule that they meet.
+        kind: of that rule; None where no run meets it, which is said where there are seeds enough to say it.
+    """
+
+    head: str
+    text: str
+    rule: str
+    kind: Kind | None
+
+
+NO_SEED_COLLAPSED = "No seed collapsed."
+
 
 Sides = tuple[Comparison, dict[str, Any]]
 """A setting's rewards against the baseline's, and what else `judge` takes."""
@@ -51,12 +72,13 @@ def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Fi
         baseline: what the others are compared with; by default `baseline_of` chooses it.
     """
     if len(settings) == 1:
-        return [finding for finding in [_rise(settings[0])] if finding]
+        rise = _rise(settings[0])
+        return [] if rise is None else [rise]
     baseline = baseline or baseline_of(settings)
     pairs = [(baseline, setting) for setting in settings if setting is not baseline]
     findings: list[Finding] = []
     for compare_pair in (_compare_training, _compare_held_out):
-        compared = [sides for pair in pairs if (sides := compare_pair(*pair))]
+        compared = [sides for sides in (compare_pair(*pair) for pair in pairs) if sides is not None]
         judged = correct_family([comparison for comparison, _ in compared])
         family = sum(comparison.is_of_methods for comparison in judged)
         for comparison, (_, named) in zip(judged, compared, strict=True):
@@ -75,17 +97,32 @@ def collapses(settings: list[Setting], baseline: Setting | None = None) -> Findi
     """
     first = baseline or baseline_of(settings)
     ordered = sorted(settings, key=lambda setting: setting is not first)
-    fell = {setting.label: steps for setting in ordered if (steps := _collapses(setting))}
-    some = [f"{sum(map(bool, steps))} of {len(steps)} seeds of {label}" for label, steps in fell.items() if any(steps)]
-    fewest = min(map(len, fell.values()), default=0)
-    if fewest < MIN_SEEDS or (not some and len(fell) < 2):
+    # From a setting's label to what `_collapses` returns of it.
+    steps_of_settings = {}
+    for setting in ordered:
+        steps = _collapses(setting)
+        if steps:
+            steps_of_settings[setting.label] = steps
+    collapsed = []
+    for label, steps in steps_of_settings.items():
+        if any(steps):
+            collapsed.append(f"{sum(map(bool, steps))} of {len(steps)} seeds of {label}")
+    fewest = min(map(len, steps_of_settings.values()), default=0)
+    if fewest < MIN_SEEDS or (not collapsed and len(steps_of_settings) < 2):
         return None
-    base, *others = fell
-    judged = correct_family([compare_shares(fell[base], fell[label]) for label in others])
-    texts = [_collapsed(label, steps) for label, steps in fell.items()]
-    texts += [f"{label} against {base}: {one.p_text}" for label, one in zip(others, judged, strict=True) if one.verdict]
-    texts += filter(None, [caution(fewest), _remedy_of_collapse(settings).rstrip(".") if some else ""])
-    return Finding(f"{' and '.join(some) or 'No seed'} collapsed.", f"{'. '.join(texts)}.")
+    sentences = [_say_collapsed(label, steps) for label, steps in steps_of_settings.items()]
+    base, *others = steps_of_settings
+    shares = [compare_shares(steps_of_settings[base], steps_of_settings[label]) for label in others]
+    for label, comparison in zip(others, correct_family(shares), strict=True):
+        if comparison.verdict:
+            sentences.append(f"{label} against {base}: {comparison.p_text}")
+    doubt = caution(fewest)
+    if doubt:
+        sentences.append(doubt)
+    if collapsed:
+        sentences.append(_remedy_of_collapse(settings).rstrip("."))
+    head = f"{' and '.join(collapsed)} collapsed." if collapsed else NO_SEED_COLLAPSED
+    return Finding(head, f"{'. '.join(sentences)}.")
 
 
 def _remedy_of_collapse(settings: list[Setting]) -> str:
@@ -99,36 +136,50 @@ def _collapses(setting: Setting) -> list[int | None]:
     """Returns for each seed with rewards the first step at which a run of it had collapsed, None where none did."""
     first_steps = []
     for runs in setting.runs_by_seed.values():
-        rewards = [values[values.index > 0] for index in runs if len(values := setting.runs[index].values(keys.REWARD))]
-        fell = [int(one.index[at]) for one in rewards if (at := collapse(one.to_numpy())) is not None]
-        first_steps += [min(fell, default=None)] if rewards else []
+        has_rewards = False
+        steps = []
+        for index in runs:
+            rewards = setting.runs[index].values(keys.REWARD)
+            if rewards.empty:
+                continue
+            has_rewards = True
+            rewards = rewards[rewards.index > 0]
+            place = collapse(rewards.to_numpy())
+            if place is not None:
+                steps.append(int(rewards.index[place]))
+        if has_rewards:
+            first_steps.append(min(steps, default=None))
     return first_steps
 
 
-def _collapsed(label: str, steps: list[int | None]) -> str:
-    """Says how many collapsed and where, with an interval."""
-    at = [str(step) for step in steps if step]
-    of_all, where = share(len(at), len(steps)), f" (from step {', '.join(at)} on)" if at else ""
+def _say_collapsed(label: str, steps: list[int | None]) -> str:
+    """Says how many seeds of a setting collapsed and where, with an interval; `steps` are those of `_collapses`."""
+    collapsed = [str(step) for step in steps if step]
+    of_all = share(len(collapsed), len(steps))
+    where = f" (from step {', '.join(collapsed)} on)" if collapsed else ""
     interval = f"exact 95\u202f% interval {percent(of_all.low)} to {percent(of_all.high)}"
-    return f"{label}: {len(at)} of {len(steps)}{where}, {interval}"
+    return f"{label}: {len(collapsed)} of {len(steps)}{where}, {interval}"
 
 
 def _compare_training(one: Setting, two: Setting) -> Sides | None:
     """Returns the mean training rewards over the steps that all runs have; None with fewer than two such steps."""
-    first, second = one.table(keys.REWARD), two.table(keys.REWARD)
+    first = one.table(keys.REWARD)
+    second = two.table(keys.REWARD)
     steps = first.index.intersection(second.index)
     steps = steps[steps > 0]
     if len(steps) < 2:
         return None
-    first, second = first.loc[steps], second.loc[steps]
-    comparison = compare_means(*(setting.by_seed(table).mean() for setting, table in ((one, first), (two, second))))
+    first = first.loc[steps]
+    second = second.loc[steps]
+    comparison = compare_means(one.by_seed(first).mean(), two.by_seed(second).mean())
     return _sides(one, two, "training reward", f"over {len(steps)} steps", comparison, first, second)
 
 
 def _compare_held_out(one: Setting, two: Setting) -> Sides | None:
     """Returns the rewards of the last validation that all runs have; None before any update or with other problems."""
-    runs = [run for setting in (one, two) for run in setting.runs]
-    step = max(set.intersection(*({reward.step for reward in run.held_out} for run in runs)), default=0)
+    runs = [*one.runs, *two.runs]
+    steps_of_runs = [{reward.step for reward in run.held_out} for run in runs]
+    step = max(set.intersection(*steps_of_runs), default=0)
     if step == 0:
         return None
     # A row a problem, a column a run.
@@ -136,22 +187,47 @@ def _compare_held_out(one: Setting, two: Setting) -> Sides | None:
     table = pandas.DataFrame([reward.by_problem for reward in rewards]).T
     if len(table) < 2 or table.isna().any(axis=None):
         return None
-    first, second = table.iloc[:, : len(one.runs)], table.iloc[:, len(one.runs) :]
-    values = [{"held out": setting.by_seed(part).to_numpy().T} for setting, part in ((one, first), (two, second))]
+    first = table.iloc[:, : len(one.runs)]
+    second = table.iloc[:, len(one.runs) :]
+    comparison = compare(
+        {"held out": one.by_seed(first).to_numpy().T},
+        {"held out": two.by_seed(second).to_numpy().T},
+    )
     basis = f"over {len(table)} problems after step {step}"
-    return _sides(one, two, "held-out reward", basis, compare(*values), first, second)
+    return _sides(one, two, "held-out reward", basis, comparison, first, second)
 
 
-def _sides(one: Setting, two: Setting, measure: str, basis: str, comparison: Comparison, first, second) -> Sides:
-    equal = first.shape == second.shape and bool((first.to_numpy() == second.to_numpy()).all())
-    runs = [
-        setting.name_of(setting.runs[0])
-        if len(setting.runs) == 1
-        else f"the {len(setting.runs)} runs of {setting.label}"
-        for setting in (one, two)
-    ]
-    names = {"methods": (one.label, two.label), "runs": (runs[0], runs[1])}
-    return comparison, {"measure": measure, "basis": basis, "equal": equal, **names}
+def _sides(
+    one: Setting,
+    two: Setting,
+    measure: str,
+    basis: str,
+    comparison: Comparison,
+    first: pandas.DataFrame,
+    second: pandas.DataFrame,
+) -> Sides:
+    """Returns a comparison of two settings with what `judge` needs besides it.
+
+    Args:
+        one, two: the settings.
+        measure, basis: as for `judge`.
+        comparison: of their values.
+        first, second: these values, a column a run.
+    """
+    return comparison, {
+        "measure": measure,
+        "basis": basis,
+        "equal": first.shape == second.shape and bool((first.to_numpy() == second.to_numpy()).all()),
+        "methods": (one.label, two.label),
+        "runs": (_name_runs(one), _name_runs(two)),
+    }
+
+
+def _name_runs(setting: Setting) -> str:
+    """Returns what a sentence calls the runs of a setting."""
+    if len(setting.runs) == 1:
+        return setting.name_of(setting.runs[0])
+    return f"the {len(setting.runs)} runs of {setting.label}"
 
 
 def _rise(setting: Setting) -> Finding | None:
@@ -159,24 +235,27 @@ def _rise(setting: Setting) -> Finding | None:
     held_out = setting.runs[0].held_out
     if len(setting.runs) > 1 or len(held_out) < 2:
         return None
-    before, after = held_out[0], held_out[-1]
+    before = held_out[0]
+    after = held_out[-1]
     text = f"{before.reward} before (step {before.step}), {after.reward} after (step {after.step}): means and "
     text += f"95\u202f% intervals over {len(after.by_problem)} problems"
     head = f"The held-out reward was {number(before.reward.mean)} before and {number(after.reward.mean)} after."
     if set(before.by_problem) != set(after.by_problem) or len(before.by_problem) < 2:
         return Finding(head, f"{text}. To compare them takes two problems or more, the same before and after.")
-    values = [numpy.array([[reward.by_problem[name] for name in before.by_problem]]) for reward in (before, after)]
-    change = compare(*({"held out": value} for value in values))
+    problems = list(before.by_problem)
+    values_before = numpy.array([[before.by_problem[problem] for problem in problems]])
+    values_after = numpy.array([[after.by_problem[problem] for problem in problems]])
+    change = compare({"held out": values_before}, {"held out": values_after})
     if change.p_value is None:
         return Finding(head, f"{text}. All problems differ by the same, so nothing says how far chance goes.")
     head = "The held-out reward did not clearly change."
     if change.p_value < LEVEL:
-        head = f"The held-out reward {'rose' if change.difference > 0 else 'fell'}."
+        head = "The held-out reward rose." if change.difference > 0 else "The held-out reward fell."
     return Finding(head, f"{text}. After minus before: {format_signed(change.difference)}, {interval_of(change)}.")
 
 
-def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """Returns what the runs are diagnosed with; runs with the same diagnosis share a finding.
+def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[Alarm]:
+    """Returns what the runs are diagnosed with; runs with the same diagnosis share an alarm.
 
     Where there are seeds enough, that some collapsed is said by their share, with an interval.
     """
@@ -185,18 +264,25 @@ def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[
     for run, name in runs:
         for diagnosis in diagnose(run):
             by_rule.setdefault(diagnosis.rule.name, []).append(diagnosis._replace(run=name))
-    if shares := collapses(settings, baseline):
+    shares = collapses(settings, baseline)
+    if shares:
         by_rule.pop(REWARD_COLLAPSE, None)
     earliest = [min(alike, key=lambda diagnosis: diagnosis.onset.step) for alike in by_rule.values()]
-    said = [_say_of_all(by_rule[first.rule.name], len(runs)) for first in in_order(earliest)]
-    return [*said, *([shares] if shares else [])]
+    alarms = [_alarm_of(by_rule[first.rule.name], len(runs)) for first in in_order(earliest)]
+    if shares:
+        kind = None if shares.head == NO_SEED_COLLAPSED else Kind.TREND
+        alarms.append(Alarm(shares.head, shares.text, rule=REWARD_COLLAPSE, kind=kind))
+    return alarms
 
 
-def _say_of_all(alike: list[Diagnosis], runs: int) -> Finding:
-    """Returns one finding for the runs, of so many, that meet one rule."""
+def _alarm_of(alike: list[Diagnosis], runs: int) -> Alarm:
+    """Returns one alarm for the runs, of so many, that meet one rule."""
     first = alike[0]
+    rule = first.rule
     if len(alike) == 1:
-        return Finding(first.head, first.text)
-    each = "; ".join(f"{one.run} from step {one.onset.step} on: {one.onset.evidence}" for one in alike)
-    advice = first._replace(remedy=" ".join(dict.fromkeys(one.remedy for one in alike))).advice
-    return Finding(f"{len(alike)} of {runs} runs: {first.rule.name}.", f"{each}. {advice}")
+        return Alarm(first.head, first.text, rule=rule.name, kind=rule.kind)
+    each = "; ".join(
+        f"{diagnosis.run} from step {diagnosis.onset.step} on: {diagnosis.onset.evidence}" for diagnosis in alike
+    )
+    advice = first._replace(remedy=" ".join(dict.fromkeys(diagnosis.remedy for diagnosis in alike))).advice
+    return Alarm(f"{len(alike)} of {runs} runs: {rule.name}.", f"{each}. {advice}", rule=rule.name, kind=rule.kind)

@@ -28,7 +28,7 @@ class Parting(NamedTuple):
     changes: list[Change]
 
 
-def part(one: Run, two: Run) -> Parting:
+def part(first_run: Run, second_run: Run) -> Parting:
     """Compares two runs step by step, over the metrics that both log, clocks left out.
 
     Runs have the same samples if they are alike in the first step, or at least in its reward and response length.
@@ -36,31 +36,41 @@ def part(one: Run, two: Run) -> Parting:
     Raises:
         ValueError: they have no training step or no metric in common.
     """
-    common = [key for key in one.log if key in two.log and not is_clock(key)]
+    common = [key for key in first_run.log if key in second_run.log and not is_clock(key)]
     common.sort(key=lambda key: key not in keys.DRAWN)
-    steps = [int(step) for step in one.log.index.intersection(two.log.index) if step > 0]
+    steps = [int(step) for step in first_run.log.index.intersection(second_run.log.index) if step > 0]
     if not (common and steps):
-        raise ValueError(f"{one.name} and {two.name}: no training step and metric that both logged.")
-    first, second = (run.log.loc[steps, common] for run in (one, two))
+        raise ValueError(f"{first_run.name} and {second_run.name}: no training step and metric that both logged.")
+    first = first_run.log.loc[steps, common]
+    second = second_run.log.loc[steps, common]
     differs = first.copy().astype(bool)
     differs[:] = ~numpy.isclose(first, second, rtol=ROUNDING, atol=0, equal_nan=True)
     if not differs.any(axis=None):
-        return Parting(None, {}, True, [])
+        return Parting(step=None, values={}, same_samples=True, changes=[])
     step = differs.any(axis=1).idxmax()
-    values = {key: (float(first[key][step]), float(second[key][step])) for key in common if differs[key][step]}
-    same = bool(step != steps[0]) or (keys.REWARD in common and not {keys.REWARD, keys.LENGTH} & {*values})
-    return Parting(int(step), values, same, [] if same else changes(second - first, jumps_only=True))
+    values = {}
+    for key in common:
+        if differs[key][step]:
+            values[key] = (float(first[key][step]), float(second[key][step]))
+    same_reward_and_length = keys.REWARD in common and not {keys.REWARD, keys.LENGTH} & values.keys()
+    same_samples = bool(step != steps[0]) or same_reward_and_length
+    changes_of_difference = [] if same_samples else changes(second - first, jumps_only=True)
+    return Parting(step=int(step), values=values, same_samples=same_samples, changes=changes_of_difference)
 
 
-def say_where(one: str, two: str, parting: Parting) -> list[str]:
-    """Returns a sentence about two runs, and lines below it."""
+def say_where(first_name: str, second_name: str, parting: Parting) -> list[str]:
+    """Returns a sentence about where two runs part, and lines below it; the names are those of `part`'s arguments."""
     if parting.step is None:
-        return [f"{one} and {two} log the same in all steps that both have."]
+        return [f"{first_name} and {second_name} log the same in all steps that both have."]
     if parting.same_samples:
         values = list_first([f"{key} {first:.6g} and {second:.6g}" for key, (first, second) in parting.values.items()])
-        return [f"{one} and {two} begin with the same samples and part at step {parting.step}: {values}."]
-    differ = f"{one} and {two} differ from their first step on, as runs with other samples do, so no single value says"
-    differ += f" where they part. Their difference, {two} minus {one},"
+        return [
+            f"{first_name} and {second_name} begin with the same samples and part at step {parting.step}: {values}."
+        ]
+    differ = (
+        f"{first_name} and {second_name} differ from their first step on, as runs with other samples do, so no single "
+        f"value says where they part. Their difference, {second_name} minus {first_name},"
+    )
     if not parting.changes:
         return [f"{differ} never jumped and stayed: this can't be told from noise."]
     return [f"{differ} jumped and stayed:", *step_lines(parting.changes)]

@@ -1,12 +1,13 @@
 """What to do about a finding, by the run's own configuration and log: nothing is advised that is set already."""
 
 from verl_clipx.analysis.runs import keys
+from verl_clipx.analysis.runs.floor import target_of_rounding
 from verl_clipx.analysis.runs.run import Run
-from verl_clipx.run.keys import BYPASS, OF_CORRECTION, ROLLOUT_IS, ROLLOUT_RS
-from verl_clipx.run.record import is_number
+from verl_clipx.run.keys import BYPASS, OF_CORRECTION, OLDEST_ALLOWED, ROLLOUT_IS, ROLLOUT_RS, TOO_OLD
+from verl_clipx.run.sampling import is_number
 
 # Upper bounds on a token's ratio: DAPO's, and the one that docs/results/evidence.md tried with its inverse below.
-DAPO = 1.28
+DAPO_HIGH = 1.28
 WIDE_LOW = 0.5
 WIDE_HIGH = 2.0
 # The loss of verl's whose clip_ratio bounds a token's ratio, and ours whose clip_high bounds a sequence's.
@@ -27,7 +28,7 @@ def name_sources(run: Run) -> str:
     observed = any(key in run.log for key in (keys.SKIPPED_UPDATES, *keys.HEALTH_COUNTS))
     if observed or run.record.loss.method is not None or run.record.loss.function is not None:
         return "Look at the prompts and fields that the run's output names."
-    return "Run again with +clipx=observe, whose output names rank, fields and prompts."
+    return "Run again with +clipx=observe clipx.receipt=auto, whose output names rank, fields and prompts."
 
 
 def explain_skipped(run: Run) -> str:
@@ -37,7 +38,10 @@ def explain_skipped(run: Run) -> str:
 
 
 def keep_entropy(run: Run) -> str:
-    """Advises against a collapse of entropy: what lowers it by itself, then a wider clip, then a lower rate."""
+    """Advises against a collapse of entropy.
+
+    First comes what lowers entropy by itself, then a wider clip, then a lower learning rate.
+    """
     coefficient = run.record.terms.entropy
     if is_number(coefficient) and coefficient < 0:
         return "Set actor.entropy_coeff to 0: below 0 it lowers entropy."
@@ -46,20 +50,21 @@ def keep_entropy(run: Run) -> str:
     high = upper_bound(run)
     if high is None:
         return "Lower actor.optim.lr: the loss has no upper bound to raise."
-    if high < DAPO:
-        return f"Raise {upper_bound_key(run)} to {upper_bound_value(run, DAPO)}, as DAPO does against such a collapse."
+    if high < DAPO_HIGH:
+        raised = f"Raise {upper_bound_key(run)} to {upper_bound_value(run, DAPO_HIGH)}"
+        return f"{raised}, as DAPO does against such a collapse."
     if high < WIDE_HIGH:
         return f"{widen_both(run)} {LIMITS_OF_WIDE}"
     return f"Lower actor.optim.lr: the upper bound is {high:g} already."
 
 
 def calm_entropy(run: Run) -> str:
-    """Advises against an explosion of entropy: less of what raises it by itself, otherwise a lower rate."""
+    """Advises against an explosion of entropy: less of what raises it by itself, otherwise a lower learning rate."""
     coefficient = run.record.terms.entropy
     lower = "actor.entropy_coeff" if is_number(coefficient) and coefficient > 0 else "actor.optim.lr"
     if keeps_no_checkpoint(run):
         return f"Run again with a lower {lower}. {NO_CHECKPOINT}"
-    return f"Go back to a checkpoint before, with a lower {lower}."
+    return f"Go back to an earlier checkpoint, with a lower {lower}."
 
 
 def go_back_before_fall(run: Run) -> str:
@@ -72,15 +77,15 @@ def go_back_before_fall(run: Run) -> str:
 def go_back_to_best(run: Run) -> str:
     """Advises where the held-out score fell."""
     if keeps_no_checkpoint(run):
-        return f"Look what the reward pays for that the held-out score does not. {NO_CHECKPOINT}"
+        return f"Find out what the reward pays for that the held-out score does not. {NO_CHECKPOINT}"
     return "Go back to the checkpoint with the best held-out score."
 
 
 def resume_before(run: Run) -> str:
     """Advises where the weights may not be finite."""
     if keeps_no_checkpoint(run):
-        return f"The weights may not be finite since: begin anew. {NO_CHECKPOINT}"
-    return "The weights may not be finite since: resume from a checkpoint before."
+        return f"The weights may not be finite from then on: start again. {NO_CHECKPOINT}"
+    return "The weights may not be finite from then on: resume from an earlier checkpoint."
 
 
 NO_CHECKPOINT = "With trainer.save_freq above 0 there will be checkpoints to go back to."
@@ -199,7 +204,8 @@ def find_signal(run: Run) -> str:
     if change_sampling(run) or low.empty or not low.tail(1).equals(high.tail(1)):
         return change_prompts(run)
     # A score that never changed is the greatest if it is above 0, as scores of 0 and 1 are.
-    score, least = low.iloc[-1], min(low.min(), 0.0)
+    score = low.iloc[-1]
+    least = min(low.min(), 0.0)
     scored = f"All samples of the last step score {score:g}"
     if score > least and score >= high.max():
         return f"{scored}, the most in this log, so nothing is left to learn: take harder prompts."
@@ -217,10 +223,23 @@ def fill_bins(run: Run) -> str:
     """Advises more tokens for each probability bin."""
     if run.record.loss.parameters.get("scope") == "micro_batch":
         return "Set clipx.scope to mini_batch, so that statistics are over all tokens of an update."
-    prompts, mini_batch = run.record.batch.prompts, run.record.batch.mini_batch
+    prompts = run.record.batch.prompts
+    mini_batch = run.record.batch.mini_batch
     if is_number(prompts) and is_number(mini_batch) and mini_batch >= prompts:
         return "Lower clipx.alpha: an update has all tokens of a rollout batch already."
     return "Make actor.ppo_mini_batch_size larger."
+
+
+def raise_target(run: Run) -> str:
+    """Advises where bounds miss the target that they hold."""
+    rounding = target_of_rounding(run)
+    value = run.record.loss.modifiers.get("hold", {}).get("value")
+    if rounding is None or not is_number(value) or rounding <= value:
+        return "Raise clipx.hold.value."
+    return (
+        f"Raise clipx.hold.value above {rounding:.2g}, which rounding alone gives where nothing has moved, or compute "
+        "in float32."
+    )
 
 
 def recompute_ratio(run: Run) -> str:
@@ -249,3 +268,25 @@ def correct_sampler(run: Run) -> str:
         given = ROLLOUT_IS if correction.weights else ROLLOUT_RS
         return f"Give the sampler new weights more often: {given} is on already, and the clip does not see its ratio."
     return f"Correct for the sampler ({OF_CORRECTION}): the clip's ratio is to recomputed log-probabilities."
+
+
+def keep_old_groups(run: Run) -> str:
+    """Advises where groups are dropped for their age."""
+    return (
+        f"Set {TOO_OLD} to wait, or raise {OLDEST_ALLOWED}: a long answer takes longest, so dropping the oldest drops "
+        "long answers first."
+    )
+
+
+# verl's importance weights that are the product of the ratios of a whole response.
+OF_SEQUENCE = "sequence"
+
+
+def weigh_tokens(run: Run) -> str:
+    """Advises where the importance weights are worth few samples."""
+    kind = run.record.correction.weights
+    if kind is None:
+        return f"If {ROLLOUT_IS} is {OF_SEQUENCE}, set it to token: it multiplies the ratios of a whole response."
+    if kind == OF_SEQUENCE:
+        return f"Set {ROLLOUT_IS} to token: {OF_SEQUENCE} multiplies the ratios of a whole response."
+    return f"Look why sampler and trainer differ ({keys.MISMATCH}): weights of single tokens should stay near 1."

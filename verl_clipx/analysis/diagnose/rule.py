@@ -74,9 +74,11 @@ RULES: list[Rule] = []
 
 
 def rule(name: str, kind: Kind = Kind.REMARK, **further: Any) -> Callable[[Detector], Detector]:
-    """Declares a rule whose onset the decorated function finds; arguments as for `Rule`.
+    """Declares a rule whose onset the decorated function finds.
 
-    The function's docstring is the remedy, unless there is another.
+    Args:
+        name, kind: as for `Rule`.
+        further: other fields of `Rule`. Without `remedy`, the function's docstring is the remedy.
     """
 
     def declare(detector: Detector) -> Detector:
@@ -93,7 +95,9 @@ def rule_of_limit(name: str, kind: Kind = Kind.REMARK, *, reads: str, limit: flo
     @rule(name, kind, reads=(reads,), **further)
     def find_values_beyond(run: Run) -> Onset | None:
         values = trained(run, reads)
-        return onset_at(lasts(values >= limit), lambda at: f"{reads} {values[at]:.3g}, at most {values.max():.3g}")
+        return onset_at(
+            lasts(values >= limit), lambda onset: f"{reads} {values[onset]:.3g}, at most {values.max():.3g}"
+        )
 
 
 def trained(run: Run, key: str) -> pandas.Series:
@@ -104,17 +108,34 @@ def trained(run: Run, key: str) -> pandas.Series:
 
 def lasts(state: pandas.Series, steps: int = LASTING) -> int | None:
     """Returns the first step from which a state lasted for so many logged steps."""
-    begun = numpy.flatnonzero(state.astype(int).rolling(steps).sum() == steps)
-    return int(state.index[begun[0] - steps + 1]) if len(begun) else None
+    # The places at which it has lasted so long.
+    has_lasted = numpy.flatnonzero(state.astype(int).rolling(steps).sum() == steps)
+    if not len(has_lasted):
+        return None
+    return int(state.index[has_lasted[0] - steps + 1])
 
 
 def halved(values: pandas.Series, best: float, until: int) -> str:
-    """Says by which step a value had fallen to half of its best, if it had before the given step; three in a row."""
+    """Says by which step a value had fallen below half of its best, and stayed there for three steps.
+
+    Args:
+        values: those of a metric, by step.
+        best: the best of them before.
+        until: the step before which it must have fallen; otherwise nothing is said.
+
+    Returns:
+        The end of a sentence, which begins with a comma; empty if there is no such step.
+    """
     before = values.loc[:until]
-    step = lasts(values.loc[before[before >= best].index[-1] :] < best / 2)
-    return f", halved by step {step}" if step is not None and step < until else ""
+    last_best = before[before >= best].index[-1]
+    step = lasts(values.loc[last_best:] < best / 2)
+    if step is None or step >= until:
+        return ""
+    return f", halved by step {step}"
 
 
 def onset_at(step: int | None, say: Callable[[int], str]) -> Onset | None:
     """Returns the onset at a step with what is said of it; None without a step."""
-    return None if step is None else Onset(int(step), say(step))
+    if step is None:
+        return None
+    return Onset(int(step), say(step))

@@ -15,11 +15,14 @@ from verl_clipx.analysis.diagnose.remedies import (
     go_back_before_fall,
     go_back_to_best,
     keep_entropy,
+    keep_old_groups,
     make_more_updates,
     name_sources,
+    raise_target,
     recompute_ratio,
     resume_before,
     score_tokens,
+    weigh_tokens,
     widen_side,
 )
 from verl_clipx.analysis.diagnose.rule import (
@@ -35,11 +38,12 @@ from verl_clipx.analysis.diagnose.rule import (
     trained,
 )
 from verl_clipx.analysis.runs import keys
-from verl_clipx.analysis.runs.floor import Clipped, clipped_by_step, exceeds, floors_of, later_updates
+from verl_clipx.analysis.runs.evicted import evicted_by_step
+from verl_clipx.analysis.runs.floor import clipped_by_step, could_exceed, exceeds, floors_of, joined, later_updates
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.common.statistics.collapse import KEPT, PART, collapse, last_level, level_steps
-from verl_clipx.run.keys import MINI_BATCH, ROLLOUT_PROMPTS, STRATEGY, TOP_K, TOP_P
-from verl_clipx.run.record import is_number
+from verl_clipx.run.keys import MINI_BATCH, ROLLOUT_PROMPTS, STRATEGY, TOP_K, TOP_P, VALIDATION_FOLDER
+from verl_clipx.run.sampling import is_number
 
 __all__ = ["HELD_OUT_FALLS", "REWARD_COLLAPSE", "RULES"]
 
@@ -80,22 +84,37 @@ def steps_skipped(run: Run) -> list[int]:
 
 
 def _not_finite_updates(run: Run) -> Onset | None:
-    steps, fate, updates = steps_skipped(run), run.fate_of_skipped, numpy.nan
+    """Finds the first step with an update whose gradient is not finite, and counts such updates since."""
+    steps = steps_skipped(run)
     if not steps:
         return None
-    trained = int((run.log.index >= steps[0]).sum())
-    count = f"updates {fate} in {len(steps)} of {trained} steps since, how many this log does not say"
-    if keys.SKIPPED_UPDATES in run.log:
-        updates = run.log[keys.SKIPPED_UPDATES][steps].sum()
-    if numpy.isfinite(updates):
-        all_updates = (run.schedule.updates_a_step or 0) * trained
-        of_all = f" of {all_updates}" if all_updates >= updates else ""
-        count = f"{updates:.0f}{of_all} update{'' if updates == 1 and not of_all else 's'} {fate} since"
+    trained_since = int((run.log.index >= steps[0]).sum())
+    evidence = _count_not_finite_updates(run, steps, trained_since)
     ranks = run.values(keys.NOT_FINITE_RANK)
     if len(ranks):
         # -1: it came up in the backward pass.
-        count += f", first on rank {int(ranks.iloc[0])}" if ranks.iloc[0] >= 0 else ", in the gradient only"
-    return Onset(int(steps[0]), count)
+        evidence += f", first on rank {int(ranks.iloc[0])}" if ranks.iloc[0] >= 0 else ", in the gradient only"
+    return Onset(int(steps[0]), evidence)
+
+
+def _count_not_finite_updates(run: Run, steps: list[int], trained_since: int) -> str:
+    """Says how many updates had a gradient that is not finite, and what became of them.
+
+    Args:
+        steps: those with such an update.
+        trained_since: how many steps were trained since the first of them.
+    """
+    fate = run.fate_of_skipped
+    updates = run.log[keys.SKIPPED_UPDATES][steps].sum() if keys.SKIPPED_UPDATES in run.log else numpy.nan
+    if not numpy.isfinite(updates):
+        return f"updates {fate} in {len(steps)} of {trained_since} steps since, how many this log does not say"
+    # 0 where the run's record does not say how many updates a step has.
+    all_updates = (run.schedule.updates_a_step or 0) * trained_since
+    if all_updates >= updates:
+        return f"{updates:.0f} of {all_updates} updates {fate} since"
+    if updates == 1:
+        return f"1 update {fate} since"
+    return f"{updates:.0f} updates {fate} since"
 
 
 @rule(
@@ -123,7 +142,7 @@ def find_values_not_finite(run: Run) -> Onset | None:
 
 @rule("other logged values that are not finite", reads=("*",), link="docs/reading.md#health")
 def find_others_not_finite(run: Run) -> Onset | None:
-    """Look whether what computes them had nothing to compute from: the training itself does not read them."""
+    """Check whether what computes them had nothing to compute from: the training itself does not read them."""
     # W&B's own keys begin with an underscore.
     others = [key for key in keys_not_finite(run) if not (is_of_training(key) or key.startswith("_"))]
     return _onset_of_first({f"{key} in {_steps(len(run.not_finite[key]))}": run.not_finite[key][0] for key in others})
@@ -168,7 +187,7 @@ ENTROPY_LEFT = 0.05
 
 @rule("entropy collapse", Kind.TREND, reads=(keys.ENTROPY,), remedy=keep_entropy, link="docs/faq.md", heuristic=True)
 def find_entropy_collapse(run: Run) -> Onset | None:
-    # Little is left of its highest value in the first steps: healthy runs of docs/results/cpu_small.md keep 9 %.
+    # Little is left of its highest value in the first steps: healthy runs of docs/results/small_runs.md keep 9 %.
     values = trained(run, keys.ENTROPY)
     # The highest of them, since a quick collapse begins within these steps.
     begun_at = values.iloc[:LASTING].max()
@@ -176,11 +195,16 @@ def find_entropy_collapse(run: Run) -> Onset | None:
         return None
     step = lasts(values < ENTROPY_LEFT * begun_at)
     evidence = "{} {:.3g}, at most {:.3g} in its first steps{}"
-    return onset_at(step, lambda at: evidence.format(keys.ENTROPY, values[at], begun_at, halved(values, begun_at, at)))
+    return onset_at(
+        step, lambda onset: evidence.format(keys.ENTROPY, values[onset], begun_at, halved(values, begun_at, onset))
+    )
 
 
 # An entropy far above where it began, of which e^5 is as of about 150 equally likely tokens.
-ENTROPY_TIMES, ENTROPY_FROM, ENTROPY_TWICE, ENTROPY_HIGH = 5, 1.0, 2, 5.0
+ENTROPY_TIMES = 5
+ENTROPY_FROM = 1.0
+ENTROPY_TWICE = 2
+ENTROPY_HIGH = 5.0
 
 
 @rule(
@@ -197,13 +221,14 @@ def find_entropy_explosion(run: Run) -> Onset | None:
     # Not of the first three, since a quick explosion lies within them.
     first = values.iloc[:1].max()
     risen = (values > max(ENTROPY_TIMES * first, ENTROPY_FROM)) | (values > max(ENTROPY_TWICE * first, ENTROPY_HIGH))
-    return onset_at(lasts(risen), lambda at: f"{keys.ENTROPY} {values[at]:.3g}, {first:.3g} in its first step")
+    return onset_at(lasts(risen), lambda onset: f"{keys.ENTROPY} {values[onset]:.3g}, {first:.3g} in its first step")
 
 
 # --- Whether anything teaches ----------------------------------------------------------------------------------------
 
 # Of equal scores, whose mean is rounded, GRPO's advantages can be as far from 0.
-ADVANTAGE_IS_ZERO, ADVANTAGE_OF_EQUALS = 1e-6, 0.1
+ADVANTAGE_IS_ZERO = 1e-6
+ADVANTAGE_OF_EQUALS = 0.1
 
 
 @rule(
@@ -217,16 +242,18 @@ ADVANTAGE_IS_ZERO, ADVANTAGE_OF_EQUALS = 1e-6, 0.1
 )
 def find_no_signal(run: Run) -> Onset | None:
     # No advantage differs from 0, so that none has a gradient; without a log of them, all prompts are alike.
-    lowest, highest = keys.LOWEST_ADVANTAGE, keys.HIGHEST_ADVANTAGE
+    lowest = keys.LOWEST_ADVANTAGE
+    highest = keys.HIGHEST_ADVANTAGE
     sides = pandas.DataFrame({key: trained(run, key) for key in (lowest, highest)}).dropna()
     if sides.empty:
         alike = trained(run, keys.ALIKE)
-        return onset_at(lasts(alike == 1), lambda at: f"{keys.ALIKE} 1, at most {alike.max():g}")
-    furthest, scores = sides.abs().max(axis=1), run.values(keys.HIGHEST_REWARD) - run.values(keys.LOWEST_REWARD)
+        return onset_at(lasts(alike == 1), lambda onset: f"{keys.ALIKE} 1, at most {alike.max():g}")
+    furthest = sides.abs().max(axis=1)
+    scores = run.values(keys.HIGHEST_REWARD) - run.values(keys.LOWEST_REWARD)
     equal = scores.reindex(furthest.index) == 0
     none = (furthest <= ADVANTAGE_IS_ZERO) | (equal & (furthest <= ADVANTAGE_OF_EQUALS))
     evidence = f"{lowest} {{:.3g}}, {highest} {{:.3g}}, as good as 0 in {none.sum()} of {len(none)} steps"
-    return onset_at(lasts(none), lambda at: evidence.format(sides[lowest][at], sides[highest][at]))
+    return onset_at(lasts(none), lambda onset: evidence.format(sides[lowest][onset], sides[highest][onset]))
 
 
 @rule(
@@ -242,7 +269,7 @@ def find_repeated_batch(run: Run) -> Onset | None:
     means = pandas.DataFrame({key: trained(run, key) for key in (keys.REWARD, keys.LENGTH)}).dropna()
     again = means.duplicated() & (means[keys.LENGTH] % 1 != 0)
     evidence = f"{keys.REWARD} {{:.6g}} and {keys.LENGTH} {{:.6g}} as in an earlier step, in {again.sum()} steps"
-    return onset_at(lasts(again), lambda at: evidence.format(*means.loc[at]))
+    return onset_at(lasts(again), lambda onset: evidence.format(*means.loc[onset]))
 
 
 # Such prompts have advantage 0, so fewer than a tenth teach.
@@ -258,7 +285,9 @@ rule_of_limit(
 
 # --- Clipping and bounds ---------------------------------------------------------------------------------------------
 
-ONE_SIDE, WORTH_CLIPPING, LONG = 0.98, 0.01, 5
+ONE_SIDE = 0.98
+WORTH_CLIPPING = 0.01
+LONG = 5
 # Differences that float32 may leave.
 RATIO_IS_ONE = 1e-6
 
@@ -283,7 +312,7 @@ def find_one_sided_clipping(run: Run) -> Onset | None:
     sides = pandas.DataFrame({key: trained(run, key) for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)}).dropna()
     total = sides.sum(axis=1)
     step = lasts((total >= WORTH_CLIPPING) & (sides.max(axis=1) >= ONE_SIDE * total), LONG) if len(sides) else None
-    return onset_at(step, lambda at: ", ".join(f"{key} {share:.3g}" for key, share in sides.loc[at].items()))
+    return onset_at(step, lambda onset: ", ".join(f"{key} {share:.3g}" for key, share in sides.loc[onset].items()))
 
 
 @rule(
@@ -294,7 +323,8 @@ def find_one_sided_clipping(run: Run) -> Onset | None:
 )
 def find_single_updates(run: Run) -> Onset | None:
     updates = run.schedule.updates_on_batch
-    ratio, kl = trained(run, keys.RATIO), trained(run, keys.KL)
+    ratio = trained(run, keys.RATIO)
+    kl = trained(run, keys.KL)
     # An update that verl skipped leaves the ratio at 1 whatever the mini-batch.
     if steps_skipped(run) or ratio.empty or kl.empty:
         return None
@@ -330,20 +360,9 @@ def find_clipping_of_rounding(run: Run) -> Onset | None:
     """
     # Rounding also moves tokens that are near a bound for good reasons, so nothing says that it is rounding.
     table = clipped_by_step(run)
-    sums = table.rolling(WINDOW).sum().dropna()
-    alike = pandas.Series(
-        [
-            of_window.later_clipped >= FEWEST_CLIPPED
-            and not exceeds(
-                Clipped(of_window.later_clipped, of_window.later_tokens),
-                [Clipped(of_window.floor_clipped, of_window.floor_tokens), *floors_of(run, table)[1:]],
-            )
-            for of_window in sums.itertuples()
-        ],
-        index=sums.index,
-        dtype=bool,
-    )
-    step = lasts(alike)
+    steps = table.index[WINDOW - 1 :]
+    alike = [clips_like_floor(run, table.loc[:step].tail(WINDOW)) for step in steps]
+    step = lasts(pandas.Series(alike, index=steps, dtype=bool))
     if step is None:
         return None
     window = table.loc[:step].tail(WINDOW)
@@ -356,6 +375,20 @@ def find_clipping_of_rounding(run: Run) -> Onset | None:
     if second:
         evidence += f", {second[0].share:.3g} in other micro-batches ({keys.RECUT_LOW} and {keys.RECUT_HIGH})"
     return Onset(int(window.index[0]), evidence)
+
+
+def clips_like_floor(run: Run, window: pandas.DataFrame) -> bool:
+    """Returns whether later updates clip no larger share than the floor, of enough tokens to tell.
+
+    Args:
+        window: some rows of `clipped_by_step`.
+    """
+    later, floor = later_updates(window), joined(floors_of(run, window))
+    if later.clipped < FEWEST_CLIPPED or exceeds(later, floor):
+        return False
+    # Where a rollout batch has many updates, the first ones have so few tokens that chance explains that none of them
+    # is clipped, whatever the later ones clip.
+    return could_exceed(later, floor)
 
 
 def moves(run: Run) -> bool:
@@ -381,7 +414,8 @@ def _target(run: Run) -> float | None:
 def find_search_not_started(run: Run) -> Onset | None:
     """Raise clipx.target."""
     # By the search's own condition: the share is at or above the target in every step, and the bounds are constant.
-    share, after = trained(run, keys.SHARE_BEFORE), trained(run, keys.SHARE_AFTER)
+    share = trained(run, keys.SHARE_BEFORE)
+    after = trained(run, keys.SHARE_AFTER)
     target = _target(run)
     bounds = [trained(run, key) for key in (keys.BOUND_LOW, keys.BOUND_HIGH)]
     idle = all(len(bound) and bound.max() - bound.min() < RATIO_IS_ONE for bound in bounds)
@@ -399,13 +433,15 @@ def find_search_not_started(run: Run) -> Onset | None:
 )
 def find_few_tokens(run: Run) -> Onset | None:
     # Among n tokens none lies further than √(n − 1) standard deviations from their mean: too few in most bins.
-    names, alpha = keys.of_bins("count", run.log.columns), run.record.loss.parameters.get("alpha")
+    names = keys.of_bins("count", run.log.columns)
+    alpha = run.record.loss.parameters.get("alpha")
     if not names or alpha is None:
         return None
-    counts, most = run.log.loc[run.log.index > 0, names].dropna(), alpha**2 + 1
+    counts = run.log.loc[run.log.index > 0, names].dropna()
+    most = alpha**2 + 1
     few = ((counts > 0) & (counts <= most)).sum(axis=1)
     evidence = f"{keys.COUNTS} at most {most:g} in {{}} of {len(names)} bins"
-    return onset_at(lasts(few > len(names) / 2), lambda at: evidence.format(few[at]))
+    return onset_at(lasts(few > len(names) / 2), lambda onset: evidence.format(few[onset]))
 
 
 @rule(
@@ -424,7 +460,7 @@ def find_saturated_bounds(run: Run) -> Onset | None:
     step = None if None in (target, stop, by) else lasts((high > stop - by + RATIO_IS_ONE) & (share < target))
     evidence = "{} {:.3g}, {} {:.3g}, target {:g}"
     return onset_at(
-        step, lambda at: evidence.format(keys.BOUND_HIGH_LAST, high[at], keys.SHARE_AFTER, share[at], target)
+        step, lambda onset: evidence.format(keys.BOUND_HIGH_LAST, high[onset], keys.SHARE_AFTER, share[onset], target)
     )
 
 
@@ -433,7 +469,7 @@ rule_of_limit(
     "held target out of reach",
     reads=keys.HOLD_MISSED,
     limit=0.5,
-    remedy="Raise clipx.hold.value.",
+    remedy=raise_target,
     link="docs/scopes.md#hold-a-target",
     about=("clipx.hold", keys.HOLD_MISSED),
 )
@@ -460,7 +496,7 @@ def find_anchored_ratio(run: Run) -> Onset | None:
     moved = ((ratio - 1).abs() >= RATIO_IS_NOT_ONE) | (kl.abs() >= KL_IS_NOT_ZERO)
     step = lasts(moved) if run.schedule.updates_a_step == 1 else None
     evidence = "{} {:.4g}, {} {:.3g} at one update a rollout batch"
-    return onset_at(step, lambda at: evidence.format(keys.RATIO, ratio[at], keys.KL, kl[at]))
+    return onset_at(step, lambda onset: evidence.format(keys.RATIO, ratio[onset], keys.KL, kl[onset]))
 
 
 rule_of_limit(
@@ -473,7 +509,10 @@ rule_of_limit(
 )
 
 # A probability that differs by a thousandth passes for rounding, and so does four times the most before.
-JUMPED, JUMP_TIMES, GROWN, LEFT_OUT = 1e-3, 4, 2, 0.02
+JUMPED = 1e-3
+JUMP_TIMES = 4
+GROWN = 2
+LEFT_OUT = 0.02
 
 
 @rule(
@@ -488,24 +527,27 @@ def find_sampler_jump(run: Run) -> Onset | None:
     # Samples of age 0 are of the weights that recompute them, so that the engines differ as much as they did before.
     values = trained(run, keys.MISMATCH)
     values = values[trained(run, keys.STALENESS).reindex(values.index, fill_value=0.0) == 0]
-    before, lowest = values.cummax().shift(), values[::-1].rolling(LASTING).min()[::-1]
+    before = values.cummax().shift()
+    lowest = values[::-1].rolling(LASTING).min()[::-1]
     jumped = values.index[lowest >= (JUMP_TIMES * before.iloc[LASTING:]).clip(lower=JUMPED).reindex(values.index)]
     if not len(jumped):
         return None
-    at, last = jumped[0], values.iloc[-LASTING:].median()
+    onset = jumped[0]
+    last = values.iloc[-LASTING:].median()
     says = "which is as of another precision, temperature or mask, or of weights always as late"
-    if len(values.loc[at:]) < 2 * LASTING:
+    if len(values.loc[onset:]) < 2 * LASTING:
         says = "too early to say whether of older weights or another precision, temperature or mask"
-    elif last >= GROWN * values[at]:
+    elif last >= GROWN * values[onset]:
         says = f"{last:.3g} in the last, which is as of weights that stay behind"
     # By both estimates of the divergence: of a sampler that leaves no token out this is 1.
-    ratio = 1 + (trained(run, keys.SAMPLER_KL) - trained(run, keys.SAMPLER_KL_1)).loc[at:].median()
+    ratio = 1 + (trained(run, keys.SAMPLER_KL) - trained(run, keys.SAMPLER_KL_1)).loc[onset:].median()
     if ratio <= 1 - LEFT_OUT:
         says += f"; the mean of recomputed / sampler's probability is {ratio:.3g}, as where a mask leaves tokens out"
-    return Onset(int(at), f"{keys.MISMATCH} {values[at]:.3g}, at most {before[at]:.3g} before; {says}")
+    return Onset(int(onset), f"{keys.MISMATCH} {values[onset]:.3g}, at most {before[onset]:.3g} before; {says}")
 
 
-DRIFTED, DRIFT_TIMES = 0.01, 4
+DRIFTED = 0.01
+DRIFT_TIMES = 4
 
 
 @rule(
@@ -521,7 +563,79 @@ def find_drifting_sampler(run: Run) -> Onset | None:
     first = kl.iloc[:LASTING].max()
     step = lasts((clipped == 0) & (kl >= max(DRIFTED, DRIFT_TIMES * first)))
     evidence = f"{keys.PG_CLIPPED} 0, {keys.SAMPLER_KL} {{:.3g}}, at most {first:.3g} in its first steps"
-    return onset_at(step, lambda at: evidence.format(kl[at]))
+    return onset_at(step, lambda onset: evidence.format(kl[onset]))
+
+
+# A tenth of what was generated: less hardly changes what the rest is like.
+IS_EVICTED = 0.1
+
+
+@rule(
+    "prompts dropped for their age",
+    reads=(keys.EVICTED, ROLLOUT_PROMPTS),
+    about=(keys.EVICTED,),
+    remedy=keep_old_groups,
+    link="docs/scopes.md#stale-samples",
+    heuristic=True,
+)
+def find_evicted_groups(run: Run) -> Onset | None:
+    # Old groups are those with long answers, so that what is left differs from what the policy writes.
+    evicted = evicted_by_step(run)
+    shares = evicted_shares(run)
+    step = lasts(shares >= IS_EVICTED)
+    if step is None:
+        return None
+    prompts = run.record.batch.prompts
+    whole = evicted.sum() / (evicted.sum() + prompts * len(evicted))
+    begun = evicted.loc[step:].iloc[:LASTING].mean()
+    evidence = f"{keys.EVICTED} {begun:.3g} a step beside {prompts} trained prompts, {whole:.0%} of all in this log"
+    return Onset(step, evidence + _length_while_evicting(run, evicted))
+
+
+def evicted_shares(run: Run) -> pandas.Series:
+    """Returns which share of a step's prompts was dropped for its age, over as many steps as a state must last.
+
+    Empty if the run does not say how many prompts a step trains.
+    """
+    prompts = run.record.batch.prompts
+    if not prompts:
+        return pandas.Series(dtype=float)
+    # Groups grow old together, so that single steps drop many and others none.
+    evicted = evicted_by_step(run).rolling(LASTING, min_periods=1).mean()
+    return evicted / (evicted + prompts)
+
+
+def _length_while_evicting(run: Run, evicted: pandas.Series) -> str:
+    """Says how long the trained answers were in steps that dropped prompts and in the others; nothing if all did."""
+    lengths = trained(run, keys.LENGTH)
+    dropping = lengths[lengths.index.isin(evicted.index[evicted > 0])]
+    others = lengths[lengths.index.isin(evicted.index[evicted == 0])]
+    if dropping.empty or others.empty:
+        return ""
+    return f"; {keys.LENGTH} {dropping.mean():.3g} in steps that drop some, {others.mean():.3g} in others"
+
+
+# The weights of samples from the trained policy itself have a mean of 1, and are worth all samples.
+WORTH_HALF = 0.5
+
+
+@rule(
+    "importance weights worth few samples",
+    reads=(keys.WEIGHTS_MEAN, keys.WEIGHTS_SAMPLE_SIZE),
+    about=(keys.WEIGHTS_MEAN, keys.WEIGHTS_SAMPLE_SIZE),
+    remedy=weigh_tokens,
+    link="docs/scopes.md#rollout-correction",
+    heuristic=True,
+    any_of=True,
+)
+def find_collapsed_weights(run: Run) -> Onset | None:
+    # The product over a long answer is near 0 for most answers and huge for a few, which verl then cuts.
+    logged = {key: trained(run, key) for key in (keys.WEIGHTS_MEAN, keys.WEIGHTS_SAMPLE_SIZE)}
+    weights = pandas.DataFrame({key: values for key, values in logged.items() if len(values)})
+    if weights.empty:
+        return None
+    step = lasts((weights <= WORTH_HALF).any(axis=1))
+    return onset_at(step, lambda onset: ", ".join(f"{key} {value:.3g}" for key, value in weights.loc[onset].items()))
 
 
 def truncations(run: Run) -> dict[str, str]:
@@ -559,18 +673,19 @@ def find_truncated_sampling(run: Run) -> Onset | None:
 
 # --- Gradient, reward and answers ------------------------------------------------------------------------------------
 
-EXPLOSION, STEPS_BEFORE = 100.0, 5
+EXPLOSION = 100.0
+STEPS_BEFORE = 5
 
 
 @rule("gradient explosion", Kind.TREND, reads=(keys.GRADIENT_NORM,), link="docs/reading.md#rules", heuristic=True)
 def find_gradient_explosion(run: Run) -> Onset | None:
     """Lower actor.optim.lr."""
-    # It is far above its median before: healthy runs of docs/results/cpu_small.md stay below 20 times theirs.
+    # It is far above its median before: healthy runs of docs/results/small_runs.md stay below 20 times theirs.
     values = trained(run, keys.GRADIENT_NORM)
     before = values.expanding(STEPS_BEFORE).median().shift()
     wide = values.index[(before > 0) & (values > EXPLOSION * before)]
     step = wide[0] if len(wide) else None
-    return onset_at(step, lambda at: f"{keys.GRADIENT_NORM} {values[at]:.3g}, median before {before[at]:.3g}")
+    return onset_at(step, lambda onset: f"{keys.GRADIENT_NORM} {values[onset]:.3g}, median before {before[onset]:.3g}")
 
 
 @rule(
@@ -584,34 +699,35 @@ def find_gradient_explosion(run: Run) -> Onset | None:
 def find_reward_collapse(run: Run) -> Onset | None:
     # The report's own definition of a collapse.
     values = trained(run, keys.REWARD)
-    at = collapse(values.to_numpy())
-    if at is None:
+    place = collapse(values.to_numpy())
+    if place is None:
         return None
-    step = int(values.index[at])
-    return Onset(step, _fall_of_reward(values, at, KEPT))
+    step = int(values.index[place])
+    return Onset(step, _fall_of_reward(values, place, KEPT))
 
 
-def _fall_of_reward(values: pandas.Series, at: int, kept: float) -> str:
+def _fall_of_reward(values: pandas.Series, place: int, kept: float) -> str:
     """Says what the reward was before and from the place on at which its level changed.
 
     Args:
         kept: the part of its best that the reward fell below.
     """
-    since = values.iloc[at : at + level_steps(len(values))]
-    best = values.iloc[:at].max()
+    since = values.iloc[place : place + level_steps(len(values))]
+    best = values.iloc[:place].max()
     evidence = f"{keys.REWARD} {since.mean():.3g} on average over {len(since)} steps, at most {best:.3g} before"
     if values.min() < 0:
         return evidence
-    evidence += halved(values, best, int(values.index[at]))
+    evidence += halved(values, best, int(values.index[place]))
     # Of a slow fall, the steps after its middle don't show how far it went.
     if since.mean() >= kept * best:
-        lowest = values.iloc[at:].rolling(len(since)).mean().min()
+        lowest = values.iloc[place:].rolling(len(since)).mean().min()
         evidence += f", {lowest:.3g} at the lowest"
     return evidence
 
 
 # A level that ends below this part of its best has fallen; that of validations, which are fewer, may keep more.
-KEPT_REWARD, KEPT_HELD_OUT = 0.75, 0.9
+KEPT_REWARD = 0.75
+KEPT_HELD_OUT = 0.9
 
 
 @rule(
@@ -625,8 +741,8 @@ def find_reward_decline(run: Run) -> Onset | None:
     # It fell for good, though not to the quarter of a collapse, and so did a held-out score, if there is one.
     values = trained(run, keys.REWARD)
     rewards = values.to_numpy()
-    at = collapse(rewards, KEPT_REWARD)
-    if at is None or collapse(rewards) is not None:
+    place = collapse(rewards, KEPT_REWARD)
+    if place is None or collapse(rewards) is not None:
         return None
     lowest = min(0.0, values.min())
     best = values.rolling(level_steps(len(values))).mean().max() - lowest
@@ -638,12 +754,12 @@ def find_reward_decline(run: Run) -> Onset | None:
     # Of harder prompts, say, only the training reward falls.
     if validated and not fallen:
         return None
-    evidence = f"{_fall_of_reward(values, at, KEPT_REWARD)}, {last_level(rewards):.3g} at the end"
+    evidence = f"{_fall_of_reward(values, place, KEPT_REWARD)}, {last_level(rewards):.3g} at the end"
     if fallen:
         scores = validated[fallen[0]]
         best_step = scores.idxmax()
         evidence += f"; {fallen[0]} {scores.iloc[-1]:.3g} at the end, in step {best_step} {scores[best_step]:.3g}"
-    return Onset(int(values.index[at]), evidence)
+    return Onset(int(values.index[place]), evidence)
 
 
 ARE_CUT = 0.25
@@ -661,14 +777,16 @@ LEAST_LIMIT = 64
 )
 def find_cut_responses(run: Run) -> Onset | None:
     """Raise data.max_response_length."""
-    key, values = keys.CUT, trained(run, keys.CUT)
+    key = keys.CUT
+    values = trained(run, keys.CUT)
     if values.empty:
         # verl counts responses as long as the batch's longest, which are cut where that is as long as may be.
-        key, longest = keys.AS_LONG_AS_LONGEST, trained(run, keys.LONGEST)
+        key = keys.AS_LONG_AS_LONGEST
+        longest = trained(run, keys.LONGEST)
         limit = response_limit(run)
         values = trained(run, key)
         values = values.where(longest.reindex(values.index) >= limit, 0.0)
-    return onset_at(lasts(values >= ARE_CUT), lambda at: f"{key} {values[at]:.3g}, at most {values.max():.3g}")
+    return onset_at(lasts(values >= ARE_CUT), lambda onset: f"{key} {values[onset]:.3g}, at most {values.max():.3g}")
 
 
 def response_limit(run: Run) -> float:
@@ -679,6 +797,48 @@ def response_limit(run: Run) -> float:
     # So many responses of exactly the greatest length of a whole log are cut there.
     longest = trained(run, keys.LONGEST).max()
     return float(longest) if longest >= LEAST_LIMIT else numpy.inf
+
+
+# Trained tokens for each character that validation writes, as a share of what they were at the first validation.
+KEPT_LENGTH = 0.8
+FEWEST_VALIDATIONS = 3
+
+
+@rule(
+    "trained answers grow shorter than validation's",
+    reads=(keys.LENGTH, VALIDATION_FOLDER),
+    about=(VALIDATION_FOLDER,),
+    link="docs/scopes.md#stale-samples",
+    heuristic=True,
+)
+def find_short_training(run: Run) -> Onset | None:
+    """Find out what drops long answers between sampling and training: training/off_policy/evicted_samples, rejection,
+    failed rollouts, or a limit of time.
+    """
+    # The policy writes longer answers, but what it is trained on does not follow. Characters are not tokens, but
+    # how many characters a token has hardly changes in a run.
+    written = {validation.step: validation.length for validation in run.held_out if numpy.isfinite(validation.length)}
+    lengths = trained(run, keys.LENGTH)
+    if len(written) < FEWEST_VALIDATIONS or len(lengths) < LASTING:
+        return None
+    around = {step: _length_around(lengths, step) for step in written}
+    first = min(written)
+    kept = pandas.Series({step: around[step] / around[first] * written[first] / written[step] for step in written})
+    short = kept.sort_index() < KEPT_LENGTH
+    # From its onset on, to the end of the log.
+    ends = short[::-1].cummin()[::-1]
+    if ends.sum() < 2:
+        return None
+    onset = int(ends.idxmax())
+    wrote = f"validation's answers {written[onset]:.4g} characters, {written[first]:.4g} in step {first}"
+    return Onset(onset, f"{keys.LENGTH} {around[onset]:.4g}, {around[first]:.4g} around step {first}; {wrote}")
+
+
+def _length_around(lengths: pandas.Series, step: int) -> float:
+    """Returns the mean length of trained answers in the steps that are nearest to a validation."""
+    place = int(numpy.searchsorted(lengths.index, step))
+    begin = min(max(0, place - LASTING // 2), len(lengths) - LASTING)
+    return float(lengths.iloc[begin : begin + LASTING].mean())
 
 
 rule_of_limit(
@@ -709,12 +869,15 @@ def find_held_out_fall(run: Run) -> Onset | None:
     reward = trained(run, keys.REWARD)
     for key in matching(run.log, keys.VALIDATIONS):
         values = run.values(key)
-        if (at := collapse(values.to_numpy(), KEPT_HELD_OUT)) is None:
+        place = collapse(values.to_numpy(), KEPT_HELD_OUT)
+        if place is None:
             continue
-        best = values.iloc[:at].idxmax()
-        low = values.iloc[at:][values.iloc[at:] < KEPT_HELD_OUT * values[best]]
+        best = values.iloc[:place].idxmax()
+        since_fall = values.iloc[place:]
+        low = since_fall[since_fall < KEPT_HELD_OUT * values[best]]
         fell = low.index[0] if len(low) else numpy.inf
-        before, since = reward.loc[: fell - 1], reward.loc[fell:]
+        before = reward.loc[: fell - 1]
+        since = reward.loc[fell:]
         # Steps around the best score: a mean from the first step on has the climb of the start.
         width = max(LASTING, len(reward) // PART)
         around = before.iloc[max(0, before.index.searchsorted(best) - width // 2) :][:width]

@@ -9,18 +9,22 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from verl_clipx.analysis.runs import keys
 
-LASTING, FEWEST, MOST = 3, 5, 10
+LASTING = 3
+FEWEST = 5
+MOST = 10
 """A value jumped and stayed if for three steps it lies beyond all of the 5 to 10 before. In a log of more than 300
 steps it is a hundredth of them, and longer windows are tried too, up to a tenth: a slow change shows only there."""
 
-AT_ONCE, ON_THE_WAY = 2.0, 4.0
+AT_ONCE = 2.0
+ON_THE_WAY = 4.0
 """So many widths of that range it lies beyond it, at once or after as many steps on the way as it must last: a
 trend widens the range that it leaves. Chosen on the healthy logs of docs/dev/diagnosis_evidence.md."""
 
 PART = 0.25
 """The medians before and after differ by at least this part of the greater: less changes no decision."""
 
-FOURFOLD, WITHIN = 4.0, 15
+FOURFOLD = 4.0
+WITHIN = 15
 """A value rose fourfold if three in a row lie at or above four times the highest of 5, within the 15 after them."""
 
 SPIKE = 3.0
@@ -40,14 +44,23 @@ ABOVE_NOISE = 4.0
 SOUGHT = f"jumped and stayed, rose fourfold within {WITHIN} logged steps, or spiked to {SPIKE:g} times all before"
 
 # So many steps, and so many values of each, are printed.
-SHOWN_STEPS, SHOWN = 6, 3
+SHOWN_STEPS = 6
+SHOWN = 3
 
 # Time, throughput and counters, by how their keys begin; W&B's own keys begin with an underscore.
 CLOCKS = ("timing", "perf/", "training/global_step", "training/epoch", "_")
 
 
 class Change(NamedTuple):
-    """A metric that left its range: from which step, its level before, and the furthest afterwards; or a spike."""
+    """A metric that left its range, for good or in a spike.
+
+    Args:
+        key: of the metric.
+        step: the first one outside its range.
+        before: the level before; before a spike, the greatest size of any earlier value.
+        after: the furthest afterwards, or the spike.
+        stays: whether it stayed there; False for a spike.
+    """
 
     key: str
     step: int
@@ -68,12 +81,12 @@ def changes(log: pandas.DataFrame, *, jumps_only: bool = False) -> list[Change]:
         log: a row a step, a column a metric; values that are not finite are left out.
         jumps_only: for what may have either sign, whose multiples say nothing.
     """
-    found: list[Change] = []
+    by_metric: list[Change] = []
     for key in log:
         if not is_clock(key):
             values = log[key][(log.index > 0) & numpy.isfinite(log[key])]
-            found += _changes_of(key, values, jumps_only=jumps_only or goes_around_zero(key, values))
-    return sorted(found, key=lambda change: (change.step, change.key not in keys.DRAWN))
+            by_metric += _changes_of(key, values, jumps_only=jumps_only or goes_around_zero(key, values))
+    return sorted(by_metric, key=lambda change: (change.step, change.key not in keys.DRAWN))
 
 
 def _changes_of(key: str, values: pandas.Series, *, jumps_only: bool) -> list[Change]:
@@ -96,24 +109,27 @@ def goes_around_zero(key: str, values: pandas.Series) -> bool:
     return bool(rarer_sign > 0 and rarer_sign >= OF_EITHER_SIGN * len(values))
 
 
-def step_lines(found: Iterable[Change]) -> list[str]:
+def step_lines(ordered_changes: Iterable[Change]) -> list[str]:
     """Returns a line for each of the first steps with changes."""
     steps: dict[int, list[str]] = {}
-    for one in found:
-        once = "" if one.stays else " (a spike)"
-        steps.setdefault(one.step, []).append(f"{one.key} {one.before:.3g} → {one.after:.3g}{once}")
+    for change in ordered_changes:
+        once = "" if change.stays else " (a spike)"
+        steps.setdefault(change.step, []).append(f"{change.key} {change.before:.3g} → {change.after:.3g}{once}")
     return [f"  step {step}: {list_first(texts)}" for step, texts in steps.items()][:SHOWN_STEPS]
 
 
 def list_first(texts: list[str]) -> str:
     """Returns the first of some texts, and how many more there are."""
-    more = [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
-    return "; ".join(texts[:SHOWN] + more)
+    shown = texts[:SHOWN]
+    if len(texts) > SHOWN:
+        shown.append(f"and {len(texts) - SHOWN} more")
+    return "; ".join(shown)
 
 
 def _spikes(key: str, values: pandas.Series) -> Iterator[Change]:
     """Yields the first step that reaches a multiple of all before."""
-    highest, later = values.abs().cummax().shift()[FEWEST:], values[FEWEST:]
+    highest = values.abs().cummax().shift()[FEWEST:]
+    later = values[FEWEST:]
     spiked = later.index[(highest > 0) & (later >= SPIKE * highest) & (later >= ROUNDING)]
     if len(spiked):
         step = spiked[0]
@@ -157,7 +173,7 @@ def _noise_around_zero(key: str, values: pandas.Series) -> float:
 
 def _changes_over(key: str, values: pandas.Series, lasting: int, least_change: float) -> Iterator[Change]:
     """Yields the first change that lasts for so many steps: one at once, and one that is as many steps on the way."""
-    x = values.to_numpy(float)
+    numbers = values.to_numpy(float)
     most = MOST * lasting // LASTING
     fewest = FEWEST * lasting // LASTING
     # Of each step the window that ends there, and the one that begins there; NaN where they have too few steps.
@@ -170,14 +186,16 @@ def _changes_over(key: str, values: pandas.Series, lasting: int, least_change: f
         high = before.max().shift(1 + way).to_numpy()
         width = high - low
         beyond = numpy.maximum(least - high, low - greatest)
-        for at in numpy.flatnonzero((beyond > 0) & (beyond >= widths * width)):
-            left = at - way
-            level = float(numpy.median(x[max(0, left - most) : left]))
-            later = numpy.median(sliding_window_view(x[at:], lasting), axis=1)
+        for place in numpy.flatnonzero((beyond > 0) & (beyond >= widths * width)):
+            left = place - way
+            level = float(numpy.median(numbers[max(0, left - most) : left]))
+            later = numpy.median(sliding_window_view(numbers[place:], lasting), axis=1)
             change = abs(later[0] - level)
             if change < max(least_change, PART * max(abs(level), abs(later[0]))):
                 continue
-            near = (x[left:at] >= low[at] - width[at]) & (x[left:at] <= high[at] + width[at])
+            near = (numbers[left:place] >= low[place] - width[place]) & (
+                numbers[left:place] <= high[place] + width[place]
+            )
             if near.any():
                 left += int(numpy.flatnonzero(near)[-1]) + 1
             furthest = later[numpy.abs(later - level).argmax()]

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,16 @@ def load_model(folder: Path) -> Any:
     actor = folder / "actor" if (folder / "actor").is_dir() else folder
     for place in (actor, actor / "huggingface"):
         if (place / "config.json").is_file() and any(any(place.glob(name)) for name in WEIGHTS):
-            # By itself it would round them to what config.json calls their type.
-            return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
+            with named(place):
+                # By itself it would round them to what config.json calls their type.
+                return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
     by_hand = "Make a model of it with python -m verl.model_merger merge, and name its folder."
     if not (actor / "fsdp_config.json").is_file():
-        raise ValueError(f"{folder}: no model in Hugging Face's form and no FSDP checkpoint of verl's. {by_hand}")
-    config, weights = merge(actor)
+        raise ValueError(
+            f"{folder}: neither a model in Hugging Face's format nor one of verl's FSDP checkpoints. {by_hand}"
+        )
+    with named(actor):
+        config, weights = read_sharded_weights(actor)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     missing, unknown = model.load_state_dict(weights, strict=False)
     if unknown or not {*missing} <= {*(model._tied_weights_keys or ())}:
@@ -41,8 +46,24 @@ def load_model(folder: Path) -> Any:
     return model
 
 
-def merge(actor: Path) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Returns the configuration and the whole weights of verl's FSDP checkpoint, as precise as they were saved."""
+@contextlib.contextmanager
+def named(folder: Path) -> Iterator[None]:
+    """Within the block, an error of a damaged checkpoint names its folder, also one of a library's own kind."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{folder}: its model cannot be loaded ({type(error).__name__}: {error})") from error
+
+
+def read_sharded_weights(actor: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Puts the shards of verl's FSDP checkpoint together in memory, as precise as they were saved.
+
+    Args:
+        actor: verl's folder of the checkpoint.
+
+    Returns:
+        The model's configuration, of transformers, and its whole weights by name.
+    """
     from torch.distributed.tensor import DTensor
     from verl.model_merger.base_model_merger import ModelMergerConfig
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger
@@ -73,6 +94,7 @@ def merge(actor: Path) -> tuple[Any, dict[str, torch.Tensor]]:
             return self._merge_by_placement([part.to_local() for part in parts], parts[0].placements[-1])
 
         def save_hf_model_and_tokenizer(self, state_dict: dict[str, torch.Tensor]) -> None:
+            """Keep the weights in memory instead of writing them."""
             weights.update(state_dict)
 
     weights: dict[str, torch.Tensor] = {}

@@ -1,5 +1,6 @@
 """`clipx recompute`: scores a run's traced tokens with checkpoints, and says which of them the sampler used."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,13 @@ def sampling_of(record: RunRecord) -> Sampling:
 
 
 class Response(NamedTuple):
-    """A traced response with all that was before it; the sampler's `log_probs` are of the tokens at `places`."""
+    """A traced response with all that was before it.
+
+    Args:
+        tokens: the prompt and the response, from its first token to the last one that counts.
+        places: the indices of the tokens that count.
+        log_probs: the sampler's log-probabilities of these.
+    """
 
     tokens: tuple[int, ...]
     places: numpy.ndarray
@@ -153,15 +160,16 @@ def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()
     traced = sorted({shard.step for shard in run.shards})
     if not traced or not {*steps} <= {*traced}:
         raise ValueError(f"{run.traces}: has traces of these steps: {traced}. +clipx/trace=prompts makes a run trace.")
-    groups = {
-        (step, version): responses
-        for step in steps or traced
-        for version, responses in responses_by_version(run, step).items()
-    }
+    groups: dict[tuple[int, int | None], list[Response]] = {}
+    for step in steps or traced:
+        for version, responses in responses_by_version(run, step).items():
+            groups[step, version] = responses
     sampling = sampling_of(run.record)
     scores: dict[Any, list[numpy.ndarray]] = {group: [] for group in groups}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     for checkpoint in checkpoints:
-        model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
+        model = load_model(checkpoint).to(device)
+        check_vocabulary(checkpoint, model, list(itertools.chain(*groups.values())))
         for precision in PRECISIONS:
             # Not the frequencies of its positions, which engines keep in float32.
             for weight in model.parameters():
@@ -198,16 +206,40 @@ def responses_by_version(run: Run, step: int) -> dict[int | None, list[Response]
     of_row = table[["rank", "update", "micro_batch", "prompt", "sample"]]
     first = of_row.ne(of_row.shift()).any(axis=1) | (table.position <= table.position.shift(fill_value=-1))
     # Several updates may have a response, which is scored once.
-    found: dict[int | None, dict[tuple[int, ...], Response]] = {}
+    by_version: dict[int | None, dict[tuple[int, ...], Response]] = {}
     for _, rows in table.groupby(first.cumsum()):
-        contexts = [[] if context is None else [*context] for context in rows.context]
-        tokens = [token for before, of in zip(contexts, rows.token_id, strict=True) for token in (*before, of)]
-        places = numpy.cumsum([len(before) + 1 for before in contexts]) - 1
+        tokens: list[int] = []
+        places = []
+        for context, token in zip(rows.context, rows.token_id, strict=True):
+            if context is not None:
+                tokens.extend(context)
+            places.append(len(tokens))
+            tokens.append(token)
         age = rows.age.iloc[0]
         version = None if pandas.isna(age) else step - 1 - int(age)
-        response = Response((*tokens,), places, rows.rollout_log_prob.to_numpy(dtype=float))
-        found.setdefault(version, {})[response.tokens] = response
-    return {version: [*responses.values()] for version, responses in found.items()}
+        response = Response(
+            tokens=tuple(tokens),
+            places=numpy.array(places),
+            log_probs=rows.rollout_log_prob.to_numpy(dtype=float),
+        )
+        by_version.setdefault(version, {})[response.tokens] = response
+    return {version: [*responses.values()] for version, responses in by_version.items()}
+
+
+def check_vocabulary(checkpoint: Path, model: Any, responses: Sequence[Response]) -> None:
+    """Refuses a checkpoint that lacks a traced token; raises ValueError, which names it."""
+    size = model.get_input_embeddings().num_embeddings
+    largest = max(token for response in responses for token in response.tokens)
+    if largest >= size:
+        raise ValueError(
+            f"{checkpoint}: its vocabulary has {size} tokens, and the run traced the token {largest}: it is not a "
+            "model of this run"
+        )
+
+
+# The rows of what `score` returns.
+LOG_PROB_ROW = 0
+SLOPE_ROW = 1
 
 
 @torch.inference_mode()
@@ -239,19 +271,24 @@ def truncate(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def scores_of(responses: Sequence[Response], scored: Sequence[numpy.ndarray]) -> Scores:
-    """Returns the sampler's and the checkpoints' log-probabilities of all tokens of some responses.
+    """Joins the sampler's and the checkpoints' log-probabilities of all tokens of some responses.
 
     Args:
-        scored: what `score` returns, a checkpoint and a precision each, in the order of PRECISIONS within a checkpoint.
+        responses: whose tokens were scored, one after the other.
+        scored: what `score` returns, joined over the responses, (2, tokens): one for each checkpoint and precision, in
+            the order of PRECISIONS within a checkpoint.
     """
     lengths = [len(response.log_probs) for response in responses]
-    by_checkpoint = numpy.array(scored).reshape(-1, len(PRECISIONS), *scored[0].shape)
+    rows, tokens = scored[0].shape
+    by_checkpoint = numpy.array(scored).reshape(-1, len(PRECISIONS), rows, tokens)
+    # (checkpoints, rows, tokens) each.
+    in_float32, in_bfloat16 = numpy.moveaxis(by_checkpoint, 1, 0)
     return Scores(
         sampled=numpy.concatenate([response.log_probs for response in responses]),
         starts=numpy.cumsum([0, *lengths[:-1]]),
-        exact=by_checkpoint[:, 0, 0],
-        rounded=by_checkpoint[:, 1, 0],
-        slopes=by_checkpoint[:, 0, 1],
+        exact=in_float32[:, LOG_PROB_ROW],
+        rounded=in_bfloat16[:, LOG_PROB_ROW],
+        slopes=in_float32[:, SLOPE_ROW],
     )
 
 
@@ -263,6 +300,15 @@ def _answer(
     checkpoints: Sequence[str],
     temperature: float,
 ) -> Answer:
+    """Judges the scores of a group of responses.
+
+    Args:
+        group: their step, and the version of the weights that the trace says sampled them.
+        scores: from the sampler and the checkpoints.
+        announced: the precision in which the configuration says that the sampler computes.
+        checkpoints: the paths of the checkpoints, in the order of the scores.
+        temperature: at which the configuration says that the sampler draws.
+    """
     judgement = judge(scores, announced)
     distances = [_distance(path, judgement, index, len(scores.starts)) for index, path in enumerate(checkpoints)]
     explaining_first = sorted(
@@ -285,6 +331,7 @@ def _answer(
 
 
 def _distance(path: str, judgement: Judgement, index: int, responses: int) -> Distance:
+    """Returns how far the checkpoint with an index is from the sampler, and how many of the responses it explains."""
     sizes = judgement.distances[index]
     steps = STEP_FOLDER.findall(path)
     explained = responses if judgement.remains[index] else 0

@@ -122,7 +122,8 @@ def judge(scores: Scores, announced: str | None) -> Judgement:
     Args:
         announced: the sampler's precision by its configuration, None if unknown.
     """
-    exact, left_out = explain_exact(scores), explain_left_out(scores)
+    exact = explain_exact(scores)
+    left_out = explain_left_out(scores)
     explanations = [exact, left_out, explain_temperature(scores)]
     if may_round(scores, exact, announced):
         explanations.append(explain_rounded(scores))
@@ -182,7 +183,8 @@ def shows_no_rounding(scores: Scores, checkpoint: int) -> bool:
 
 def explain_exact(scores: Scores) -> Explanation:
     """Returns the explanation that the sampler used the weights in float32, as configured."""
-    checkpoints, responses = len(scores.exact), len(scores.starts)
+    checkpoints = len(scores.exact)
+    responses = len(scores.starts)
     return Explanation(
         precision=PRECISIONS[0],
         distances=numpy.abs(scores.exact - scores.sampled),
@@ -244,7 +246,8 @@ def temperature_changes(scores: Scores) -> numpy.ndarray:
 
 def explain_rounded(scores: Scores) -> Explanation:
     """Returns the explanation that the sampler used the weights in bfloat16, and is else as configured."""
-    apart, nearer = numpy.abs(scores.exact - scores.sampled), numpy.abs(scores.rounded - scores.sampled)
+    apart = numpy.abs(scores.exact - scores.sampled)
+    nearer = numpy.abs(scores.rounded - scores.sampled)
     # A sampler whose kernels round in another order is nearer to what is not rounded.
     nearer = numpy.where(apart.mean(1, keepdims=True) <= nearer.mean(1, keepdims=True), apart, nearer)
     rounding = numpy.abs(scores.rounded - scores.exact)

@@ -17,7 +17,14 @@ NOT_OF_THE_LOSS = ("trace", "update")
 
 
 class ReplayedRun(NamedTuple):
-    """A run's step: its updates with their tokens, what the run itself did, and what each setting would have done."""
+    """A step of a run, replayed.
+
+    Args:
+        run: the run.
+        updates: the step's updates with their tokens.
+        of_run: what the run itself did.
+        settings: what each setting would have done.
+    """
 
     run: Run
     updates: list[TracedTokens]
@@ -29,6 +36,7 @@ def replay_run(path: Path, words: list[str], *, step: int | None = None) -> Repl
     """Replays settings on a run.
 
     Args:
+        path: the run's folder or its log.
         words: as for `candidates_of`; without any, the run's own setting.
         step: as for `traced_step`.
 
@@ -40,15 +48,16 @@ def replay_run(path: Path, words: list[str], *, step: int | None = None) -> Repl
     updates = traced_step(run, step)
     if not updates:
         raise ValueError(
-            f"{run.traces}: no update of this step has tokens with finite numbers; name another by --step."
+            f"{run.traces}: no update of this step has tokens with finite numbers; choose another step with --step."
         )
     own = own_settings(run)
     if not candidates and own is None:
         raise ValueError(f"name what to replay, for example +{NODE}=acpo {NODE}.alpha=1,2.")
-    settings = [one for candidate in candidates for one in candidate.each()]
-    settings = settings or [(f"{own.method.name}, as trained", own)]
-    replays = [replay(label, of_label, own, updates) for label, of_label in settings]
-    return ReplayedRun(run, updates, of_run(updates), replays)
+    labelled = [setting for candidate in candidates for setting in candidate.each()]
+    if not labelled:
+        labelled = [(f"{own.method.name}, as trained", own)]
+    replays = [replay(label, settings, own, updates) for label, settings in labelled]
+    return ReplayedRun(run=run, updates=updates, of_run=of_run(updates), settings=replays)
 
 
 def own_settings(run: Run) -> Settings | None:

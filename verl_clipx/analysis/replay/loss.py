@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from verl_clipx.analysis.replay.tokens import TokenBatch, TracedTokens
+from verl_clipx.analysis.replay.tokens import TokenBatch, TracedTokens, inputs_at
 from verl_clipx.losses.applying.loss import apply, token_statistics
 from verl_clipx.losses.applying.metrics import TOKENS, token_metrics, token_sums, with_ratios_of_sums
 from verl_clipx.losses.applying.token_trace import TokenTrace, token_trace
@@ -20,6 +20,7 @@ class LossOnTokens(NamedTuple):
     """A loss on each of an update's tokens, (sequences, length).
 
     Args:
+        trace: what the loss does to each token.
         metrics: over the tokens, as logged.
         mask: the tokens that the loss trains on, bool.
     """
@@ -30,10 +31,20 @@ class LossOnTokens(NamedTuple):
 
 
 def why_refused(settings: Settings, own: Settings | None, tokens: TracedTokens) -> str | None:
-    """Says why a loss can't be replayed on an update's tokens; None if it can. `own` is the run's, None if unknown."""
-    wanted = {*settings.asks_for, *(["entropy"] if settings.select is not None else [])}
-    for name in (name for name in OPTIONAL if name in wanted and getattr(tokens.batch.inputs, name) is None):
-        return f"{settings.method.name} needs {name}, which the trace has not for every token of step {tokens.step}."
+    """Says why a loss can't be replayed on an update's tokens; None if it can.
+
+    Args:
+        settings: those of the loss.
+        own: the run's own settings; None if they are not known.
+        tokens: the update's.
+    """
+    wanted = set(settings.asks_for)
+    if settings.select is not None:
+        wanted.add("entropy")
+    for name in OPTIONAL:
+        if name in wanted and getattr(tokens.batch.inputs, name) is None:
+            method = settings.method.name
+            return f"{method} needs {name}, which the trace does not have for every token of step {tokens.step}."
     if not settings.adaptive or keeps_decisions(settings, own, tokens):
         return None
     if settings.scope == "lagged":
@@ -62,30 +73,43 @@ def is_own(settings: Settings, own: Settings | None) -> bool:
 
 
 def apply_to(settings: Settings, own: Settings | None, tokens: TracedTokens, batch: TokenBatch) -> LossOnTokens:
-    """Returns a loss, for which `why_refused` has no reason, on all tokens of an update or a resample of them."""
+    """Returns a loss, for which `why_refused` has no reason, on the tokens of an update.
+
+    Args:
+        settings: those of the loss.
+        own: the run's own settings; None if they are not known.
+        tokens: the update.
+        batch: all of its tokens, or a resample of them.
+    """
     with torch.no_grad():
         unmasked, all_inputs = _masked(settings, own, batch)
         factor = _factor(settings, batch, unmasked, all_inputs.mask)
         keeps = keeps_decisions(settings, own, tokens)
-        decided_apart = settings.adaptive and (settings.scope == "micro_batch" or keeps)
-        numbers = batch.micro_batch.unique().tolist() if decided_apart else [None]
+        # The rows that share a decision, and the number of their micro-batch where each has a decision of its own.
+        decided_together: list[tuple[Tensor, int | None]] = [(torch.arange(len(batch.prompt)), None)]
+        if settings.adaptive and (settings.scope == "micro_batch" or keeps):
+            decided_together = []
+            for number in batch.micro_batch.unique().tolist():
+                decided_together.append(((batch.micro_batch == number).nonzero()[:, 0], number))
         parts = []
-        for number in numbers:
-            rows = torch.arange(len(batch.prompt)) if number is None else (batch.micro_batch == number).nonzero()[:, 0]
-            inputs = Inputs(*(None if values is None else values[rows] for values in all_inputs))
+        for rows, number in decided_together:
+            inputs = inputs_at(all_inputs, rows)
             if keeps:
-                decision, of_decision = tokens.decisions[number], {}
+                decision = tokens.decisions[number]
+                metrics = {}
             else:
                 statistics = _statistics(settings, tokens, inputs)
                 decision = settings.method.decide(statistics)
-                of_decision = settings.method.metrics(statistics, decision)
-            parts.append((rows, *_apply(settings, inputs, factor[rows], decision, of_decision)))
-        order = torch.cat([rows for rows, *_ in parts]).argsort()
-        traces = zip(*(trace for _, trace, *_ in parts), strict=True)
-        means = _means(settings, sum(sums for _, _, sums, _ in parts))
-        for name in parts[0][3]:
-            means[name] = sum(float(logged[name]) for *_, logged in parts) / len(parts)
-        return LossOnTokens(TokenTrace(*(torch.cat(values)[order] for values in traces)), means, all_inputs.mask)
+                metrics = settings.method.metrics(statistics, decision)
+            parts.append(_apply(settings, inputs, factor[rows], decision, metrics))
+        # Back into the order of the batch.
+        order = torch.cat([rows for rows, _ in decided_together]).argsort()
+        columns = zip(*[part.trace for part in parts], strict=True)
+        trace = TokenTrace(*[torch.cat(of_parts)[order] for of_parts in columns])
+        means = _means(settings, sum(part.sums for part in parts))
+        for name in parts[0].of_decision:
+            means[name] = sum(float(part.of_decision[name]) for part in parts) / len(parts)
+        return LossOnTokens(trace=trace, metrics=means, mask=all_inputs.mask)
 
 
 def _masked(settings: Settings, own: Settings | None, batch: TokenBatch) -> tuple[Tensor, Inputs]:
@@ -94,7 +118,8 @@ def _masked(settings: Settings, own: Settings | None, batch: TokenBatch) -> tupl
     A run that has a mask and rejects in bypass mode does not tell the two apart in its trace: under another mask, what
     it rejected counts again.
     """
-    inputs, of_run = batch.inputs, None if own is None else own.mask
+    inputs = batch.inputs
+    of_run = None if own is None else own.mask
     unmasked = inputs.mask if of_run is None else batch.whole
     if settings.mask == of_run:
         return unmasked, inputs
@@ -104,22 +129,39 @@ def _masked(settings: Settings, own: Settings | None, batch: TokenBatch) -> tupl
 
 def _factor(settings: Settings, batch: TokenBatch, unmasked: Tensor, mask: Tensor) -> Tensor:
     """Returns the factor on F of rollout correction and of the entropy selection, (sequences, length)."""
-    factor = mask.to(torch.float32) if batch.correction is None else torch.where(mask, batch.correction, 0.0)
+    factor = mask.to(torch.float32)
+    if batch.correction is not None:
+        factor = torch.where(mask, batch.correction, 0.0)
     if settings.select is not None:
         factor = factor * settings.select.selected(batch.inputs.entropy, unmasked, None)
     return factor
 
 
-def _apply(
-    settings: Settings, inputs: Inputs, factor: Tensor, decision: Tensor, of_decision: dict[str, Any]
-) -> tuple[TokenTrace, Tensor, dict[str, Tensor]]:
-    """Returns the tokens' trace, their sums, and the metrics of the decision as they are logged."""
+class Part(NamedTuple):
+    """A loss on the tokens that share a decision.
+
+    Args:
+        trace: what the loss does to each token.
+        sums: over the tokens, as from `token_sums`.
+        of_decision: the metrics of the decision, as they are logged.
+    """
+
+    trace: TokenTrace
+    sums: Tensor
+    of_decision: dict[str, Tensor]
+
+
+def _apply(settings: Settings, inputs: Inputs, factor: Tensor, decision: Tensor, metrics: dict[str, Any]) -> Part:
+    """Applies a loss to tokens that share a decision; `metrics` are the decision's, as the method returns them."""
     method = settings.method
     applied = apply(method, settings.shaping, inputs, decision)
-    t, dual_clip = applied.tokens, method.dual_clip
-    sums = token_sums(t, method.bounded(t), applied.bounds, applied.weighted, dual_clip, inputs.counted)
-    logged = {f"clipx/{name}": one for _, group in declared(method, of_decision) for name, one in group.items()}
-    return token_trace(method, applied, factor), sums, logged
+    t = applied.tokens
+    sums = token_sums(t, method.bounded(t), applied.bounds, applied.weighted, method.dual_clip, inputs.counted)
+    of_decision = {}
+    for _, members in declared(method, metrics):
+        for name, value in members.items():
+            of_decision[f"clipx/{name}"] = value
+    return Part(trace=token_trace(method, applied, factor), sums=sums, of_decision=of_decision)
 
 
 def _statistics(settings: Settings, tokens: TracedTokens, inputs: Inputs) -> Tensor:
@@ -128,11 +170,15 @@ def _statistics(settings: Settings, tokens: TracedTokens, inputs: Inputs) -> Ten
     if at_ratio_one and settings.scope == "mini_batch":
         inputs = inputs._replace(log_prob=inputs.old_log_prob)
     statistics = token_statistics(settings.method, settings.shaping, inputs)
-    return statistics if tokens.whole else statistics / tokens.facts[0].fraction
+    if tokens.whole:
+        return statistics
+    return statistics / tokens.facts[0].fraction
 
 
 def _means(settings: Settings, sums: Tensor) -> dict[str, float]:
-    dual_clipped = settings.method.dual_clip is not None
-    totals = {key: float(value) for key, value in token_metrics(sums, dual_clipped=dual_clipped).items()}
-    count = max(totals.pop(TOKENS), 1.0)
-    return {key: one for key, (one,) in with_ratios_of_sums({k: [v / count] for k, v in totals.items()}).items()}
+    """Returns the metrics of an update, as it logs them, from the sums over its tokens."""
+    totals = token_metrics(sums, dual_clipped=settings.method.dual_clip is not None)
+    count = max(float(totals.pop(TOKENS)), 1.0)
+    # A list of one value, because this is one update.
+    of_update = {key: [float(total) / count] for key, total in totals.items()}
+    return {key: mean for key, (mean,) in with_ratios_of_sums(of_update).items()}

@@ -15,10 +15,17 @@ from verl_clipx.losses.base.shared_metrics import CONTRIBUTION
 from verl_clipx.run.config import Settings
 from verl_clipx.run.trace_format import regions_of
 
-POSITIVE, NEGATIVE = CONTRIBUTION["positive"].key, CONTRIBUTION["negative"].key
+POSITIVE = CONTRIBUTION["positive"].key
+NEGATIVE = CONTRIBUTION["negative"].key
+
+# Sums over tokens, of F * A of a loss times that of the run, and of the squares of each.
+PRODUCT = "sum/product"
+SQUARES_OF_LOSS = "sum/squares_of_loss"
+SQUARES_OF_RUN = "sum/squares_of_run"
 
 # What becomes of a token's gradient, from the run to the replay.
-REGAINED, LOST = "regained", "lost"
+REGAINED = "regained"
+LOST = "lost"
 
 
 @dataclass(frozen=True)
@@ -65,29 +72,42 @@ def replay(label: str, settings: Settings, own: Settings | None, updates: Sequen
         ValueError: the trace lacks what the loss needs; names it.
     """
     for update in updates:
-        if reason := why_refused(settings, own, update):
+        reason = why_refused(settings, own, update)
+        if reason:
             raise ValueError(f"{label}: {reason}")
     losses = [apply_to(settings, own, update, update.batch) for update in updates]
     tokens = [_tokens(loss, update) for loss, update in zip(losses, updates, strict=True)]
-    whole, batches = all(update.whole for update in updates), [update.batch for update in updates]
+    whole = all(update.whole for update in updates)
+    batches = [update.batch for update in updates]
     numbers = over_updates(list(map(measures, losses, batches)))
-    rows = [[(one.prompt == prompt).nonzero()[:, 0] for prompt in range(int(one.prompt.max()) + 1)] for one in batches]
+    rows_by_prompt = [_rows_by_prompt(batch) for batch in batches]
 
     def measure(drawn: Sequence[numpy.ndarray]) -> dict[str, float]:
-        chosen = [
-            batch.rows(torch.cat([of_prompt[prompt] for prompt in prompts]))
-            for batch, of_prompt, prompts in zip(batches, rows, drawn, strict=True)
-        ]
-        losses = [apply_to(settings, own, update, batch) for update, batch in zip(updates, chosen, strict=True)]
-        return over_updates(list(map(measures, losses, chosen)))
+        """Return the numbers of the prompts that were drawn for each update."""
+        of_updates = []
+        for update, batch, rows, prompts in zip(updates, batches, rows_by_prompt, drawn, strict=True):
+            resample = batch.rows(torch.cat([rows[prompt] for prompt in prompts]))
+            loss = apply_to(settings, own, update, resample)
+            of_updates.append(measures(loss, resample))
+        return over_updates(of_updates)
 
+    prompts = [] if whole else [len(rows) for rows in rows_by_prompt]
+    against_run = None
+    if is_own(settings, own):
+        against_run = float(numpy.max([*map(_against, tokens, updates)]))
     return Replay(
-        label,
-        whole,
-        with_intervals(numbers, [] if whole else list(map(len, rows)), measure),
-        pandas.concat(tokens, ignore_index=True),
-        float(numpy.max([*map(_against, tokens, updates)])) if is_own(settings, own) else None,
+        label=label,
+        exact=whole,
+        numbers=with_intervals(numbers, prompts, measure),
+        tokens=pandas.concat(tokens, ignore_index=True),
+        against_run=against_run,
     )
+
+
+def _rows_by_prompt(batch: TokenBatch) -> list[torch.Tensor]:
+    """Returns the numbers of each prompt's sequences, int64, by the prompt's number."""
+    prompts = range(int(batch.prompt.max()) + 1)
+    return [(batch.prompt == prompt).nonzero()[:, 0] for prompt in prompts]
 
 
 def of_run(updates: Sequence[TracedTokens]) -> Replay:
@@ -97,25 +117,42 @@ def of_run(updates: Sequence[TracedTokens]) -> Replay:
     whole = all(update.whole for update in updates)
     numbers = numbers_of_run([update.table for update in updates], whole=whole)
     numbers |= {"cosine": Number(1.0), "norm_ratio": Number(1.0)}
-    return Replay("the run, as traced", whole, numbers, tokens)
+    return Replay(label="the run, as traced", exact=whole, numbers=numbers, tokens=tokens)
 
 
 def measures(loss: LossOnTokens, batch: TokenBatch) -> dict[str, float]:
-    """Returns the metrics of an update, and the sums behind cosine and norm ratio, which begin with "sum/"."""
-    mine = torch.where(loss.mask, loss.trace.weight * loss.trace.advantage, 0.0).to(torch.float64)
+    """Returns the metrics of a loss on an update, and the sums behind cosine and norm ratio."""
+    of_loss = torch.where(loss.mask, loss.trace.weight * loss.trace.advantage, 0.0).to(torch.float64)
     of_run = batch.weighted.to(torch.float64)
-    products = {"both": mine * of_run, "mine": mine.square(), "run": of_run.square()}
-    return loss.metrics | {f"sum/{name}": float(values.sum()) for name, values in products.items()}
+    return {
+        **loss.metrics,
+        PRODUCT: float((of_loss * of_run).sum()),
+        SQUARES_OF_LOSS: float(of_loss.square().sum()),
+        SQUARES_OF_RUN: float(of_run.square().sum()),
+    }
 
 
 def over_updates(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the numbers of several updates: means of metrics, as verl logs them, and what is made of sums."""
-    means = {name: float(numpy.mean([one[name] for one in measured])) for name in measured[0]}
-    both, mine, run = (means.pop(f"sum/{name}") for name in ("both", "mine", "run"))
-    means["cosine"] = both / math.sqrt(mine * run) if mine * run > 0 else math.nan
-    means["norm_ratio"] = math.sqrt(mine / run) if run > 0 else math.nan
-    positive, mass = means[POSITIVE], means[POSITIVE] + means[NEGATIVE]
-    return means | {"clip_fraction": means[LOW] + means[HIGH], "positive_share": positive / mass if mass else math.nan}
+    """Returns the numbers of several updates together.
+
+    Args:
+        measured: what `measures` returns of each update.
+
+    Returns:
+        The means of the metrics, as verl logs them; `clip_fraction` and `positive_share`; `cosine` and `norm_ratio` of
+        F * A over all tokens against the run's.
+    """
+    means = {name: float(numpy.mean([of_update[name] for of_update in measured])) for name in measured[0]}
+    product = means.pop(PRODUCT)
+    squares_of_loss = means.pop(SQUARES_OF_LOSS)
+    squares_of_run = means.pop(SQUARES_OF_RUN)
+    both_squares = squares_of_loss * squares_of_run
+    mass = means[POSITIVE] + means[NEGATIVE]
+    means["cosine"] = product / math.sqrt(both_squares) if both_squares > 0 else math.nan
+    means["norm_ratio"] = math.sqrt(squares_of_loss / squares_of_run) if squares_of_run > 0 else math.nan
+    means["clip_fraction"] = means[LOW] + means[HIGH]
+    means["positive_share"] = means[POSITIVE] / mass if mass else math.nan
+    return means
 
 
 def _tokens(loss: LossOnTokens, update: TracedTokens) -> pandas.DataFrame:
@@ -137,7 +174,9 @@ def _tokens(loss: LossOnTokens, update: TracedTokens) -> pandas.DataFrame:
 
 def _against(tokens: pandas.DataFrame, update: TracedTokens) -> float:
     """Returns the largest relative difference of the bounds of a token that is trained on from the traced ones."""
-    tables = (tokens, update.table)
-    ours, traced = (table.loc[tokens.trained.to_numpy(), ["low", "high"]].to_numpy(float) for table in tables)
-    apart = numpy.abs(numpy.where(ours == traced, 0.0, ours - traced))
+    trained = tokens.trained.to_numpy()
+    replayed = tokens.loc[trained, ["low", "high"]].to_numpy(float)
+    traced = update.table.loc[trained, ["low", "high"]].to_numpy(float)
+    # Infinite bounds are equal, and their difference is not a number.
+    apart = numpy.abs(numpy.where(replayed == traced, 0.0, replayed - traced))
     return float((apart / numpy.maximum(numpy.abs(traced), 1e-12)).max(initial=0.0))

@@ -17,7 +17,8 @@ from verl_clipx.run.trace_format import Shard, UpdateFacts, has_all_updates, is_
 # The outer 5 % of 200 resamples are ten values.
 REPLICATES = 200
 
-LOW, HIGH = CLIP_FRACTION_LOW.key, CLIP_FRACTION_HIGH.key
+LOW = CLIP_FRACTION_LOW.key
+HIGH = CLIP_FRACTION_HIGH.key
 # The share of the gradient's mass that the clipped tokens would have with the weight r of the other tokens.
 TAKEN = "clipped_mass"
 
@@ -40,10 +41,12 @@ def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[s
     sums = [_by_prompt(table[is_counted(table)]) for table in tables]
 
     def measure(drawn: Sequence[numpy.ndarray]) -> dict[str, float]:
+        """Return the numbers of the prompts that were drawn for each update."""
         return _numbers([of_update[prompts].sum(0) for of_update, prompts in zip(sums, drawn, strict=True)])
 
     numbers = measure([numpy.arange(len(of_update)) for of_update in sums])
-    return with_intervals(numbers, [] if whole else list(map(len, sums)), measure)
+    prompts = [] if whole else [len(of_update) for of_update in sums]
+    return with_intervals(numbers, prompts, measure)
 
 
 def with_intervals(
@@ -54,15 +57,22 @@ def with_intervals(
     """Adds the intervals of numbers over prompts, which are drawn anew for each update by itself.
 
     Args:
+        numbers: those of all prompts, by name.
         prompts: how many each update has; without any, or with too few, there are no intervals.
         measure: returns the numbers of the prompts that were drawn for each update.
     """
     if min(prompts, default=0) < FEWEST_UNITS:
         return {name: Number(value) for name, value in numbers.items()}
-    drawn = [resamples(n, REPLICATES, seed) for seed, n in enumerate(prompts)]
-    replicates = [measure([rows[index] for rows in drawn]) for index in range(REPLICATES)]
-    intervals = {name: percentile_interval([one[name] for one in replicates]) or () for name in numbers}
-    return {name: Number(value, *intervals[name]) for name, value in numbers.items()}
+    # The prompts of all replicates, by update.
+    drawn = [resamples(count, REPLICATES, seed) for seed, count in enumerate(prompts)]
+    replicates = []
+    for index in range(REPLICATES):
+        replicates.append(measure([of_update[index] for of_update in drawn]))
+    with_ends = {}
+    for name, value in numbers.items():
+        ends = percentile_interval([replicate[name] for replicate in replicates])
+        with_ends[name] = Number(value) if ends is None else Number(value, *ends)
+    return with_ends
 
 
 @dataclass(frozen=True)
@@ -90,20 +100,32 @@ class TracedTable:
 
 def tables_at(run: Run, step: int) -> list[TracedTable]:
     """Reads the updates of a step of which tokens were traced; raises ValueError if a file can't be read."""
-    of_step, tables = run.shards_at(step), []
+    of_step = run.shards_at(step)
+    tables = []
     complete = has_all_updates(of_step, run.schedule.updates_a_step)
     for update in sorted({shard.update for shard in of_step}):
         shards = run.shards_at(step, update)
-        table, facts = read_shards(run.traces, shards).to_pandas(), [read_facts(run.traces, one) for one in shards]
-        tables.append(TracedTable(step, update, table, shards, facts, complete and is_whole(shards, facts)))
+        table = read_shards(run.traces, shards).to_pandas()
+        facts = [read_facts(run.traces, shard) for shard in shards]
+        tables.append(
+            TracedTable(
+                step=step,
+                update=update,
+                table=table,
+                shards=shards,
+                facts=facts,
+                whole=complete and is_whole(shards, facts),
+            )
+        )
     return tables
 
 
 def numbers_of_step(run: Run, step: int) -> tuple[dict[str, Number], bool] | None:
     """Returns `numbers_of_run` of a traced step, and whether every token is traced; None if numbers are not finite."""
-    traced = tables_at(run, step)
-    tables, whole = [one.table for one in traced if len(one.table)], all(one.whole for one in traced)
-    if not tables or not all(one.is_finite(("ratio", "weight", "advantage")) for one in traced):
+    updates = tables_at(run, step)
+    tables = [update.table for update in updates if len(update.table)]
+    whole = all(update.whole for update in updates)
+    if not tables or not all(update.is_finite(("ratio", "weight", "advantage")) for update in updates):
         return None
     return numbers_of_run(tables, whole=whole), whole
 
@@ -119,7 +141,8 @@ TOKENS, LN, HP, POSITIVE, NEGATIVE, CLIPPED = range(6)
 
 def _by_prompt(table: pandas.DataFrame) -> numpy.ndarray:
     """Returns a row for each prompt, (n, 6)."""
-    mass, advantage = (table.weight * table.advantage).abs(), table.advantage
+    mass = (table.weight * table.advantage).abs()
+    advantage = table.advantage
     of_clip = table.region.isin(["LN", "HP"]) & (table.weight == 0) & ~table.selected.eq(False)
     columns = [
         pandas.Series(1.0, index=table.index),
@@ -136,11 +159,12 @@ def _numbers(sums: Sequence[numpy.ndarray]) -> dict[str, float]:
     """Returns the shares, from the sums of each update."""
     total = numpy.sum(sums, axis=0)
     kept = total[POSITIVE] + total[NEGATIVE]
+    without_clip = kept + total[CLIPPED]
     return {
-        LOW: float(numpy.mean([one[LN] / one[TOKENS] for one in sums])),
-        HIGH: float(numpy.mean([one[HP] / one[TOKENS] for one in sums])),
+        LOW: float(numpy.mean([of_update[LN] / of_update[TOKENS] for of_update in sums])),
+        HIGH: float(numpy.mean([of_update[HP] / of_update[TOKENS] for of_update in sums])),
         "positive_share": float(total[POSITIVE] / kept) if kept > 0 else math.nan,
-        TAKEN: float(total[CLIPPED] / (kept + total[CLIPPED])) if kept + total[CLIPPED] > 0 else math.nan,
+        TAKEN: float(total[CLIPPED] / without_clip) if without_clip > 0 else math.nan,
     }
 
 
@@ -171,10 +195,12 @@ def sampler_by(group: str, updates: Sequence[TracedTable]) -> dict[str, dict[str
 
 
 def _ratios(rows: pandas.DataFrame) -> dict[str, float]:
+    """Returns the numbers of `OF_SAMPLER` of some tokens, each by its name."""
     ratio = numpy.exp(rows.log_ratio)
     ess = float(ratio.sum() ** 2 / (len(rows) * (ratio**2).sum()))
     quantiles = rows.log_ratio.quantile(list(QUANTILES))
-    above, clipped = rows.log_ratio.gt(0).mean(), rows.region.isin(["LN", "HP"]).mean()
+    above = rows.log_ratio.gt(0).mean()
+    clipped = rows.region.isin(["LN", "HP"]).mean()
     values = (len(rows), ess, rows.log_ratio.mean(), *quantiles, above, clipped)
     return dict(zip(OF_SAMPLER, map(float, values), strict=True))
 

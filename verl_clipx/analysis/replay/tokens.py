@@ -37,13 +37,27 @@ class TokenBatch(NamedTuple):
     prompt: Tensor
 
     def rows(self, chosen: Tensor) -> "TokenBatch":
-        """Returns the sequences with the numbers in `chosen`, int64, in that order; a number may come several times."""
+        """Returns some of the sequences.
 
-        def of(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[chosen]
+        Args:
+            chosen: their indices, int64, in the order in which they are returned; an index may occur several times.
+        """
+        return TokenBatch(
+            inputs=inputs_at(self.inputs, chosen),
+            whole=self.whole[chosen],
+            correction=None if self.correction is None else self.correction[chosen],
+            weighted=self.weighted[chosen],
+            micro_batch=self.micro_batch[chosen],
+            prompt=self.prompt[chosen],
+        )
 
-        inputs, *others = self
-        return TokenBatch(Inputs(*map(of, inputs)), *map(of, others))
+
+def inputs_at(inputs: Inputs, rows: Tensor) -> Inputs:
+    """Returns some sequences of a loss's inputs, by their indices, int64; a field that is missing stays None."""
+    fields = {}
+    for name, values in inputs._asdict().items():
+        fields[name] = None if values is None else values[rows]
+    return Inputs(**fields)
 
 
 @dataclass(frozen=True)
@@ -78,23 +92,34 @@ def traced_step(run: Run, step: int | None) -> list[TracedTokens]:
             "clipx.trace.fraction=1 trace every token."
         )
     if step is not None and step not in steps:
-        raise ValueError(f"--step {step}: not traced. Traced are {', '.join(map(str, steps))}.")
-    for chosen in [step] if step is not None else [*reversed(steps), steps[-1]]:
-        traced = (one for one in tables_at(run, chosen) if len(one.table) and one.is_finite(FINITE))
-        updates = list(map(_update, traced))
+        raise ValueError(f"--step {step}: not traced. The traced steps are {', '.join(map(str, steps))}.")
+    if step is not None:
+        return _updates_at(run, step)
+    for candidate in reversed(steps):
+        updates = _updates_at(run, candidate)
         if any((update.table.advantage != 0).any() for update in updates):
-            break
+            return updates
+    return _updates_at(run, steps[-1])
+
+
+def _updates_at(run: Run, step: int) -> list[TracedTokens]:
+    """Reads those updates of a step that have tokens, and whose numbers are finite."""
+    updates = []
+    for traced in tables_at(run, step):
+        if len(traced.table) and traced.is_finite(FINITE):
+            updates.append(_with_tensors(traced))
     return updates
 
 
-def _update(traced: TracedTable) -> TracedTokens:
+def _with_tensors(traced: TracedTable) -> TracedTokens:
+    """Returns a traced update with its tokens as tensors."""
     batch, numbers = _batch(traced.table)
-    decisions = {
-        numbers[shard.rank, micro_batch]: torch.tensor(decision, dtype=torch.float64)
-        for shard, facts in zip(traced.shards, traced.facts, strict=True)
-        for micro_batch, decision in facts.decisions.items()
-        if (shard.rank, micro_batch) in numbers
-    }
+    decisions = {}
+    for shard, facts in zip(traced.shards, traced.facts, strict=True):
+        for micro_batch, decision in facts.decisions.items():
+            place = (shard.rank, micro_batch)
+            if place in numbers:
+                decisions[numbers[place]] = torch.tensor(decision, dtype=torch.float64)
     return TracedTokens(**vars(traced), batch=batch, decisions=decisions)
 
 
@@ -108,31 +133,41 @@ def _batch(table: pandas.DataFrame) -> tuple[TokenBatch, dict[tuple[int, int], i
     shape = int(row[-1]) + 1, int(column.max()) + 1
     starts = table[first]
 
-    def values(name: str, missing: float = 0.0) -> Tensor:
+    def values(name: str) -> Tensor:
+        """Return a column of the table, padded with 0."""
         padded = torch.zeros(shape, dtype=torch.float32)
-        padded[row, column] = torch.tensor(table[name].fillna(missing).to_numpy(dtype=numpy.float32))
+        padded[row, column] = torch.tensor(table[name].fillna(0.0).to_numpy(dtype=numpy.float32))
         return padded
 
     def optional(name: str) -> Tensor | None:
+        """Return a column of the table, padded with 0; None if it lacks a value."""
         return None if table[name].isna().any() else values(name)
 
     whole = torch.zeros(shape, dtype=torch.bool)
     whole[row, column] = True
-    rejected, counted = optional("rejected"), optional("counted")
+    rejected = optional("rejected")
+    counted = optional("counted")
+    mask = whole if rejected is None else whole & (rejected == 0)
     group = None if starts.group.isna().any() else torch.tensor(starts.group.to_numpy(dtype=numpy.int64))
     inputs = Inputs(
-        values("log_prob"),
-        values("old_log_prob"),
-        values("unshaped_advantage"),
-        whole if rejected is None else whole & (rejected == 0),
-        None if counted is None else counted > 0,
-        optional("rollout_log_prob"),
-        optional("entropy"),
-        group,
+        log_prob=values("log_prob"),
+        old_log_prob=values("old_log_prob"),
+        advantages=values("unshaped_advantage"),
+        mask=mask,
+        counted=None if counted is None else counted > 0,
+        rollout_log_prob=optional("rollout_log_prob"),
+        entropy=optional("entropy"),
+        group=group,
     )
     places = list(zip(starts["rank"], starts.micro_batch, strict=True))
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
     micro_batch = torch.tensor([numbers[place] for place in places])
-    weighted = values("weight") * values("advantage")
-    prompt = torch.tensor(pandas.factorize(starts.prompt)[0], dtype=torch.int64)
-    return TokenBatch(inputs, whole, optional("correction"), weighted, micro_batch, prompt), numbers
+    batch = TokenBatch(
+        inputs=inputs,
+        whole=whole,
+        correction=optional("correction"),
+        weighted=values("weight") * values("advantage"),
+        micro_batch=micro_batch,
+        prompt=torch.tensor(pandas.factorize(starts.prompt)[0], dtype=torch.int64),
+    )
+    return batch, numbers

@@ -3,7 +3,7 @@
 import re
 from math import ceil
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import matplotlib
 import numpy
@@ -23,7 +23,9 @@ MOST_STEPS = 120
 # Up to this many points are marked one by one, and up to this many shares are drawn as separate bars.
 MOST_MARKS = 60
 
-LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
+LOW = 0.1
+MIDDLE = 0.5
+HIGH = 0.9
 
 Values = TypeVar("Values", pandas.Series, pandas.DataFrame)
 
@@ -35,10 +37,36 @@ STYLE_COLOURS = {
 }
 
 
+class Panel(NamedTuple):
+    """A figure of the page's width.
+
+    Args:
+        name: of its files.
+        title: above it.
+        description: for those who can't see it.
+        drawing: the figure itself.
+    """
+
+    name: str
+    title: str
+    description: str
+    drawing: Figure
+
+
 def figure(
     height: float, *, rows: int = 1, columns: int = 1, left: float = 44, top: float = 24, bottom: float = 38, **shared
 ) -> tuple[Figure, list[Axes]]:
-    """Makes a figure of the page's width; height and margins are in CSS pixels, `shared` is sharex and sharey."""
+    """Makes a figure of the page's width.
+
+    Args:
+        height: of the figure, as the margins in CSS pixels.
+        rows, columns: of panels.
+        left, top, bottom: the margins around all panels.
+        shared: sharex and sharey, as matplotlib has them.
+
+    Returns:
+        The figure, and its panels row by row.
+    """
     drawing = Figure(figsize=(WIDTH / 72, height / 72))
     panels = drawing.subplots(rows, columns, squeeze=False, **shared)
     drawing.subplots_adjust(
@@ -68,8 +96,10 @@ def curve(axes: Axes, values: pandas.Series, colour: str, **line) -> pandas.Seri
     Args:
         line: matplotlib's options for it.
     """
-    low, middle, high = (take_windows(values, quantile) for quantile in (LOW, MIDDLE, HIGH))
+    middle = take_windows(values, MIDDLE)
     if len(middle) < len(values):
+        low = take_windows(values, LOW)
+        high = take_windows(values, HIGH)
         axes.fill_between(middle.index, low, high, color=colour, alpha=0.15, lw=0)
     marks = {"marker": "o", "markersize": 3} if len(values) <= MOST_MARKS else {}
     axes.plot(middle.index, middle, color=colour, **marks, **line)
@@ -102,9 +132,9 @@ def inline(text: str, name: str, description: str) -> Markup:
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->\s*", "", text, flags=re.S)
     text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
     text = re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\g<1>{name}-", text)
-    text = re.sub(r"font: ([^;\"]*?)([\d.]+px) [^;\"]+", _font, text)
+    text = re.sub(r"font: ([^;\"]*?)([\d.]+px) [^;\"]+", _without_family, text)
     # Only coordinates are rounded: the label of a tick is text.
-    text = re.sub(r'\b(d|x|y|transform)="[^"]*"', lambda found: _LONG.sub(r"\1", found[0]), text)
+    text = re.sub(r'\b(d|x|y|transform)="[^"]*"', _rounded, text)
     width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()
     head = Markup(
         '<svg viewBox="0 0 {} {}" style="max-width:{}px" role="img" aria-label="{}" '
@@ -116,6 +146,14 @@ def inline(text: str, name: str, description: str) -> Markup:
 _LONG = re.compile(r"(-?\d+\.\d{2})\d+")
 
 
-def _font(found: re.Match) -> str:
-    bold = "; font-weight: 700" if "bold" in found[1] or "700" in found[1] else ""
-    return f"font-size: {found[2]}{bold}"
+def _rounded(coordinates: re.Match) -> str:
+    return _LONG.sub(r"\1", coordinates[0])
+
+
+def _without_family(font: re.Match) -> str:
+    """Returns the size and the weight of a font, so that its family is the page's."""
+    weight = font[1]
+    size = font[2]
+    if "bold" in weight or "700" in weight:
+        return f"font-size: {size}; font-weight: 700"
+    return f"font-size: {size}"

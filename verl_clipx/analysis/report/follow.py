@@ -7,12 +7,14 @@ from pathlib import Path
 from verl_clipx.analysis.runs.folder import RunFolder
 from verl_clipx.analysis.runs.other_logs import is_of_wandb
 from verl_clipx.run.run_files import VALIDATION, lock_path, record_path, traces_path
-from verl_clipx.run.run_lock import is_held
 
 SECONDS = 10.0
+NO_LOCKS = (
+    "--follow needs file locks, which Windows lacks: leave it out, and run the command again while the run trains."
+)
 
 
-def follow(paths: list[Path], write: Callable[[bool], None], wait: Callable[[str], None]) -> None:
+def follow_runs(paths: list[Path], write: Callable[[bool], None], wait: Callable[[str], None]) -> None:
     """Writes a page whenever a run has logged something new, until none of the runs trains.
 
     Args:
@@ -22,29 +24,43 @@ def follow(paths: list[Path], write: Callable[[bool], None], wait: Callable[[str
 
     Raises:
         OSError, ValueError: as `write`.
+        ValueError: this system has no file locks, such as Windows.
     """
+    try:
+        from verl_clipx.run.run_lock import is_held
+    except ModuleNotFoundError as error:
+        raise ValueError(NO_LOCKS) from error
     if any(map(is_of_wandb, paths)):
-        raise ValueError("--follow looks at files: give the run's own log, or leave it out for a run of W&B.")
-    logs, seen, waits = [RunFolder(path).log for path in paths], None, False
+        raise ValueError("--follow watches files: name the run's own log, or leave --follow out for a run at W&B.")
+    logs = [RunFolder(path).log for path in paths]
+    written_at = None
+    has_waited = False
     while True:
         # This comes before the files are looked at, so that the last page has what a run logs last. A run trains while
         # it holds its lock; of one without a record nothing says when it ends.
         trains = any(is_held(lock_path(log)) or not record_path(log).exists() for log in logs)
-        now = [_state(path) for log in logs for path in (log, traces_path(log), log.parent / VALIDATION)]
+        state = []
+        for log in logs:
+            state += [_state_of(log), _state_of(traces_path(log)), _state_of(log.parent / VALIDATION)]
         empty = next((log for log in logs if not (log.exists() and log.stat().st_size)), None)
         if trains and empty is not None:
-            if not waits:
+            if not has_waited:
                 wait(f"{empty}: no step yet")
-            waits = True
-        elif now != seen or not trains:
+            has_waited = True
+        elif state != written_at or not trains:
             write(trains)
-            seen = now
+            written_at = state
         if not trains:
             return
         time.sleep(SECONDS)
 
 
-def _state(path: Path) -> list[tuple[str, int, int]]:
-    """Returns name, time and size of a file, or of each file in a folder."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
-    return [(file.name, found.st_mtime_ns, found.st_size) for file in files for found in [file.stat()]]
+def _state_of(path: Path) -> list[tuple[str, int, int]]:
+    """Returns name, time of change in nanoseconds, and size in bytes of a file, or of each file in a folder."""
+    if not path.exists():
+        return []
+    state = []
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        status = file.stat()
+        state.append((file.name, status.st_mtime_ns, status.st_size))
+    return state

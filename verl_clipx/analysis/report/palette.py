@@ -8,9 +8,12 @@ from verl_clipx.analysis.runs.settings import GRPO_METHOD, Setting
 GRPO = "#404040"
 OTHERS = ("#1f66e5", "#1d723f", "#5c2c00")
 # What happened to a token: clipped at the lower bound, at the upper bound. Kept tokens are ink and differ by shape.
-CLIPPED_LOW, CLIPPED_HIGH = "#d1450f", "#a3268c"
+CLIPPED_LOW = "#d1450f"
+CLIPPED_HIGH = "#a3268c"
 COLOURS = (GRPO, *OTHERS, CLIPPED_LOW, CLIPPED_HIGH)
-INK, SOFT, HAIR = "#1a1a1a", "#636363", "#9a9a9a"
+INK = "#1a1a1a"
+SOFT = "#636363"
+HAIR = "#9a9a9a"
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,15 @@ def with_colours(settings: list[Setting]) -> list[DrawnSetting]:
         ValueError: there are more settings than colours that people can keep apart.
     """
     yardstick = next((setting for setting in settings if setting.runs[0].method == GRPO_METHOD), None)
-    if len(settings) - (yardstick is not None) > len(OTHERS):
+    others = [setting for setting in settings if setting is not yardstick]
+    if len(others) > len(OTHERS):
         raise ValueError(
             f"{len(settings)} settings: a report tells {len(OTHERS)} besides GRPO apart. Name fewer runs. Those whose "
             "records differ only in seeds, names and places are one setting; a run without a record is its own."
         )
-    colours = iter(OTHERS)
-    return [DrawnSetting(one.label, one.runs, GRPO if one is yardstick else next(colours)) for one in settings]
+    unused = iter(OTHERS)
+    coloured = []
+    for setting in settings:
+        colour = GRPO if setting is yardstick else next(unused)
+        coloured.append(DrawnSetting(label=setting.label, runs=setting.runs, colour=colour))
+    return coloured

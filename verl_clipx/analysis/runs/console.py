@@ -43,25 +43,29 @@ def read_console(path: Path) -> Log:
     """
     # A byte that is no UTF-8 is in a progress bar that was cut.
     rows = [harmless(row) for row in as_utf8(read_bytes(path)).decode(errors="replace").splitlines()]
-    logged, damaged, cut = [], [], 0
+    logged = []
+    damaged = []
+    cut = 0
     for line in _lines_of(rows):
         if not STEP.search(line) and LOST.search(line):
-            damaged.append(f"{path}: metrics without their step, and left out: {line!r:.80}.")
+            damaged.append(f"{path}: metrics without their step, and ignored: {line!r:.80}.")
             cut += 1
         for step, after in itertools.pairwise([*STEP.finditer(line), None]):
             metrics, unread = _metrics_in(line[step.end() : after and after.start()])
             process = [one[0].strip() for one in PROCESS.finditer(line, 0, step.start())][-1:]
             logged.append(Entry(int(step[1]), metrics, *process))
             damaged += [
-                f"{path}, step {step[1]}: damaged, and left out: {' - '.join(filter(None, unread))!r:.80}."
+                f"{path}, step {step[1]}: damaged, and ignored: {' - '.join(filter(None, unread))!r:.80}."
             ] * any(unread)
             cut += bool(unread[-1])
     if not logged:
-        raise ValueError(f"{path}: no line `step:1 - …`, as `console` in trainer.logger has verl print. {VERL_ONLY}")
+        raise ValueError(
+            f"{path}: no line `step:1 - …`, which verl prints if trainer.logger contains `console`. {VERL_ONLY}"
+        )
     if cut >= len(logged):
         raise ValueError(
-            f"{damaged[0]} So is every step, as where a terminal or an editor broke the lines: save the output itself, "
-            "by `2>&1 | tee train.log`, or log with trainer.logger=[console,file]."
+            f"{damaged[0]} The same is true of every step, as if a terminal or an editor had broken the lines. Save "
+            "the output itself with `2>&1 | tee train.log`, or log with trainer.logger=[console,file]."
         )
     if damaged:
         more = f" So are {len(damaged) - 1} more parts." * (len(damaged) > 1)
@@ -74,19 +78,23 @@ def read_console(path: Path) -> Log:
 def _printed_in(path: Path, rows: list[str]) -> dict[str, Any]:
     """Returns the last configuration in these rows; its process's other rows do not begin with a blank."""
     config: dict[str, Any] = {}
-    block, process = [], ""
+    block = []
+    process = ""
     for row in rows:
         begins = PROCESS.match(row)
         text, by = (row[begins.end() :], begins[0]) if begins else (row, "")
         if text.startswith(CONFIGURATION):
-            config, block, process = {}, [text], by
+            config = {}
+            block = [text]
+            process = by
         elif block and by == process and text.startswith(" "):
             block.append(text)
         if block and text.rstrip().endswith("}"):
             with contextlib.suppress(ValueError, SyntaxError):
-                config, block = ast.literal_eval("\n".join(block)), []
+                config = ast.literal_eval("\n".join(block))
+                block = []
     if block:
-        warnings.warn(f"{path}: the configuration in it is damaged, and left out.", stacklevel=3)
+        warnings.warn(f"{path}: the configuration in it is damaged and is ignored.", stacklevel=3)
     return config
 
 
@@ -102,7 +110,8 @@ def _lines_of(rows: list[str]) -> Iterator[str]:
     """Yields the lines that were printed. Of a step's line Ray may have read a part: it prints the rest as a row."""
     line = ""
     for row in rows:
-        process, (*_, step) = PROCESS.match(row), (None, *STEP.finditer(line))
+        process = PROCESS.match(row)
+        *_, step = (None, *STEP.finditer(line))
         if step and process and process[0] in line[: step.start()]:
             joined = line + row[process.end() :]
             *parts, last = (part.strip() for part in joined[step.end() :].split(" - "))

@@ -13,6 +13,7 @@ import numpy
 from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.analysis.runs import keys
+from verl_clipx.analysis.runs.batches import check_batches
 from verl_clipx.analysis.runs.held_out import held_out_rewards
 from verl_clipx.analysis.runs.other_logs import is_of_wandb, read_wandb, reader_of
 from verl_clipx.analysis.runs.run import Run
@@ -25,10 +26,10 @@ from verl_clipx.analysis.runs.run_log import (
     table_of,
     with_entropy,
 )
-from verl_clipx.analysis.runs.sameness import significant_values
+from verl_clipx.analysis.runs.sameness import significant_values, value_of
 from verl_clipx.common.files import read_config, read_json_object, read_whole_number
-from verl_clipx.common.secrets import redact
-from verl_clipx.run.keys import flat
+from verl_clipx.run.kept_values import kept_configuration
+from verl_clipx.run.keys import OF_THE_PLUGIN, flat
 from verl_clipx.run.record import RunRecord, read_record
 from verl_clipx.run.run_files import LATEST, METRICS, VALIDATION, record_path, traces_path
 
@@ -66,7 +67,12 @@ class RunFolder:
 
     @property
     def batches(self) -> Mapping[int, Mapping[str, Any]]:
-        """The fingerprints of its rollout batches by step; none in a log that is not the plugin's."""
+        """The fingerprints of its rollout batches by step; none in a log that is not the plugin's.
+
+        Raises:
+            ValueError: they are damaged.
+        """
+        check_batches(self.log, self._read.batches)
         return self._read.batches
 
     @property
@@ -97,12 +103,11 @@ class RunFolder:
         configuration = content.get("configuration") or {}
         composed = (self.path if self.path.is_dir() else self.log.parent) / COMPOSED
         if not configuration and composed.exists():
-            configuration = OmegaConf.to_container(read_config(composed), resolve=False)
+            configuration = resolved(read_config(composed))
         where = record_path(self.log)
         if not isinstance(configuration, dict):
-            raise ValueError(f"{where}: its configuration is no object; remove it to read the log without it")
-        # An older record, or Hydra's own, has credentials as they were given.
-        return read_record({**content, "configuration": flat(redact(configuration))}, str(where))
+            raise ValueError(f"{where}: its configuration is not an object; remove it to read the log without it")
+        return read_record({**content, "configuration": flat(configuration)}, str(where))
 
     @property
     def is_trained(self) -> bool:
@@ -121,7 +126,7 @@ class RunFolder:
     @cached_property
     def values(self) -> dict[str, Any]:
         """The values that define the run; see `sameness.significant_values`."""
-        return redact(significant_values(self.config))
+        return kept_configuration(significant_values(self.config))
 
     @property
     def last_step(self) -> int:
@@ -135,6 +140,12 @@ class RunFolder:
         return read_whole_number(tracker) if tracker.exists() else None
 
 
+def resolved(config: DictConfig) -> dict[str, Any]:
+    """Returns a composed configuration's values by dotted key, as written where they don't resolve here."""
+    written = flat(OmegaConf.to_container(config))
+    return {key: value_of(config, key, text) for key, text in written.items() if not key.startswith(OF_THE_PLUGIN)}
+
+
 def read_run(path: Path) -> Run:
     """Reads what a run left, from a path as for `RunFolder`.
 
@@ -143,7 +154,8 @@ def read_run(path: Path) -> Run:
         ValueError: the log is empty, damaged, or not that of a policy's training; or a file beside it can't be read.
     """
     files = RunFolder(path)
-    log, not_finite = with_entropy(table_of(files.rows)), not_finite_in(files.rows)
+    log = with_entropy(table_of(files.rows))
+    not_finite = not_finite_in(files.rows)
     if not any(name.startswith(keys.OF_VERL) for name in log):
         begins = ", ".join(keys.OF_VERL)
         raise ValueError(

@@ -20,12 +20,16 @@ class HeldOutReward:
             independent units.
         by_problem: the mean over the samples of each problem, by its prompt.
         not_finite: number of samples whose score is NaN, infinite or null.
+        length: mean number of characters of a sample's answer; NaN if the file has no answers.
+        samples: of the problem that has most.
     """
 
     step: int
     reward: Estimate
     by_problem: dict[str, float]
     not_finite: int = 0
+    length: float = math.nan
+    samples: int = 1
 
 
 def held_out_rewards(folder: Path) -> list[HeldOutReward]:
@@ -45,12 +49,14 @@ def held_out_rewards(folder: Path) -> list[HeldOutReward]:
 
 def _read(path: Path) -> HeldOutReward:
     scores: dict[str, list[float]] = {}
+    lengths: list[int] = []
     for number, line in enumerate(read_lines(path), 1):
         where = f"{path}, line {number}"
         entry = parse_json(line, where)
         try:
             score = math.nan if entry["score"] is None else float(entry["score"])
             scores.setdefault(str(entry["input"]), []).append(score)
+            lengths.append(len(str(entry.get("output", ""))))
         except (KeyError, TypeError, ValueError, OverflowError):
             raise ValueError(
                 f"{where}: no `input` with a number `score`; remove the file to go on without it"
@@ -61,4 +67,6 @@ def _read(path: Path) -> HeldOutReward:
     by_problem = {problem: float(numpy.mean(values)) for problem, values in finite.items() if values}
     reward = estimate(list(by_problem.values())) if by_problem else Estimate(math.nan)
     samples, known = (sum(map(len, of_problem.values())) for of_problem in (scores, finite))
-    return HeldOutReward(int(path.stem), reward, by_problem, samples - known)
+    length = float(numpy.mean(lengths)) if any(lengths) else math.nan
+    most = max(map(len, scores.values()))
+    return HeldOutReward(int(path.stem), reward, by_problem, samples - known, length, most)

@@ -15,7 +15,8 @@ def logged(metric: Metric) -> str:
 # Every trainer of verl's logs this key for each training step, and no worker does.
 STEP = "training/global_step"
 REWARD, LOWEST_REWARD, HIGHEST_REWARD = (f"critic/score/{what}" for what in ("mean", "min", "max"))
-LOWEST_ADVANTAGE, HIGHEST_ADVANTAGE = "critic/advantages/min", "critic/advantages/max"
+LOWEST_ADVANTAGE = "critic/advantages/min"
+HIGHEST_ADVANTAGE = "critic/advantages/max"
 # The standard error of that mean over prompts; not every run logs it.
 REWARD_ERROR = logged(declared.STANDARD_ERROR)
 # Stands for the scores in the files of validations; no metric of the log.
@@ -29,20 +30,31 @@ LEARNING_RATE = "actor/lr"
 LOSS = "actor/pg_loss"
 # What verl's own losses say of clipping.
 PG_CLIPPED = logged(declared.PG_CLIPFRAC)
-LENGTH, LONGEST = "response_length/mean", "response_length/max"
+LENGTH = "response_length/mean"
+LONGEST = "response_length/max"
 # The share of responses as long as the batch's longest.
 AS_LONG_AS_LONGEST = "response_length/clip_ratio"
 MISMATCH = "training/rollout_probs_diff_mean"
 # Of the policy that sampled from the recomputed one, by an estimate that only rounding makes negative.
-SAMPLER_KL, SAMPLER_KL_1 = "rollout_corr/k3_kl", "rollout_corr/kl"
+SAMPLER_KL = "rollout_corr/k3_kl"
+SAMPLER_KL_1 = "rollout_corr/kl"
 # Weight versions between the sampler's and the trainer's.
 STALENESS = "training/off_policy/trajectory_staleness/mean"
+# Prompts that verl dropped with all their responses, for being too old or because all score alike. It logs the number
+# only in steps in which it is above 0.
+EVICTED = "training/off_policy/evicted_samples"
+FILTERED = "training/filter_groups/evicted_samples"
+# verl's importance weights of the rollout correction: their mean over tokens, and Kish's effective sample size as a
+# share.
+WEIGHTS_MEAN = "rollout_corr/rollout_is_mean"
+WEIGHTS_SAMPLE_SIZE = "rollout_corr/rollout_is_eff_sample_size"
 ALIKE, CUT, UNDECIDED = map(logged, (declared.ALIKE_PROMPTS, declared.CUT_RESPONSES, declared.UNDECIDED))
 # verl's validation in its log, a metric for each data set.
 VALIDATIONS = "val-core/*/mean@*"
 # Metrics that figures show in per cent.
 SHARES = frozenset({ALIKE, CUT, PG_CLIPPED})
-SKIPPED_UPDATES, NOT_FINITE_RANK = logged(declared.SKIPPED_UPDATES), logged(declared.NOT_FINITE_RANK)
+SKIPPED_UPDATES = logged(declared.SKIPPED_UPDATES)
+NOT_FINITE_RANK = logged(declared.NOT_FINITE_RANK)
 # What of a run is not finite, and what a page calls each number.
 HEALTH_COUNTS = {
     logged(declared.NOT_FINITE["rewards"]): "rewards",
@@ -50,20 +62,28 @@ HEALTH_COUNTS = {
     logged(declared.NOT_FINITE["log_probs"]): "log-probabilities",
     logged(declared.NOT_FINITE_LOG_PROBS): "log-probabilities in skipped updates",
 }
-RATIO, RECEIPT = logged(declared.RATIO_MEAN), logged(declared.RECEIPT)
+RATIO = logged(declared.RATIO_MEAN)
+RECEIPT = logged(declared.RECEIPT)
 RECEIPT_FAILED = logged(declared.RECEIPT_FAILED)
-CLIPPED_LOW, CLIPPED_HIGH = logged(declared.CLIP_FRACTION_LOW), logged(declared.CLIP_FRACTION_HIGH)
+CLIPPED_LOW = logged(declared.CLIP_FRACTION_LOW)
+CLIPPED_HIGH = logged(declared.CLIP_FRACTION_HIGH)
 # What the first update of a rollout batch clips, at ratio 1 but for rounding, and what a second measurement of it does.
-FLOOR_LOW, FLOOR_HIGH = logged(declared.FLOOR.clip_fraction_low), logged(declared.FLOOR.clip_fraction_high)
+FLOOR_LOW = logged(declared.FLOOR.clip_fraction_low)
+FLOOR_HIGH = logged(declared.FLOOR.clip_fraction_high)
 FLOOR_TOKENS = f"{logged(declared.FLOOR.tokens)}/bin_*"
-RECUT_LOW, RECUT_HIGH = logged(declared.FLOOR_RECUT.clip_fraction_low), logged(declared.FLOOR_RECUT.clip_fraction_high)
+RECUT_LOW = logged(declared.FLOOR_RECUT.clip_fraction_low)
+RECUT_HIGH = logged(declared.FLOOR_RECUT.clip_fraction_high)
 # Of BAPO and ACPO, whose files need torch: a test holds these names.
-BOUND_LOW, BOUND_HIGH = "actor/clipx/c_low", "actor/clipx/c_high"
-BOUND_LOW_LAST, BOUND_HIGH_LAST = "actor/clipx/c_low_last", "actor/clipx/c_high_last"
-SHARE_BEFORE, SHARE_AFTER = "actor/clipx/positive_share_before", "actor/clipx/positive_share_after"
+BOUND_LOW = "actor/clipx/c_low"
+BOUND_HIGH = "actor/clipx/c_high"
+BOUND_LOW_LAST = "actor/clipx/c_low_last"
+BOUND_HIGH_LAST = "actor/clipx/c_high_last"
+SHARE_BEFORE = "actor/clipx/positive_share_before"
+SHARE_AFTER = "actor/clipx/positive_share_after"
 # ACPO's numbers of tokens, of every bin.
 COUNTS = "actor/clipx/count/bin_*"
-EPSILON_HIGHEST, EPSILON_AVERAGE = "actor/clipx/epsilon_highest", "actor/clipx/epsilon_average"
+EPSILON_HIGHEST = "actor/clipx/epsilon_highest"
+EPSILON_AVERAGE = "actor/clipx/epsilon_average"
 HOLD_MISSED = logged(declared.HELD_MISSED)
 MASS = {region: logged(metric) for region, metric in declared.GRADIENT_MASS.items()}
 

@@ -81,51 +81,84 @@ def read_exports(path: Path) -> Log:
     Raises:
         ValueError: a file is no table, has no column of steps, those of several runs, or a row a run.
     """
-    rows, runs, words = {}, set(), {}
+    rows: Rows = {}
+    runs: set[str] = set()
+    words: dict[str, str] = {}
     for file in sorted(path.glob("*.csv")) if path.is_dir() else [path]:
-        text = read_text(file)
-        # A spreadsheet saves with its own separator, and with a semicolon its own decimal mark, which may be a comma.
-        separator = max(",;\t", key=text.partition("\n")[0].count)
-        try:
-            table = pandas.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False, index_col=False)
-        except ValueError as error:
-            raise ValueError(f"{file}: no table that W&B exports ({error}). {VERL_ONLY}") from None
-        if is_table_of_runs(table.columns):
-            raise ValueError(
-                f"{file}: W&B's table of runs, which has a row a run and no steps. Name a run as "
-                "wandb://entity/project/run, with the run's ID, or export its line panels or `run.history()` as CSV."
-            )
-        columns = [name for name in table if not (RANGE_COLUMN.search(name) or INDEX_COLUMN.fullmatch(name))]
-        steps = next((name for name in STEP_COLUMNS if name in columns), None)
-        if steps is None:
-            raise ValueError(
-                f"{file}: no column {' or '.join(STEP_COLUMNS[:2])}. In W&B export a line panel as CSV, or save "
-                f"`run.history()` of its API. {VERL_ONLY}"
-            )
+        table, step_column = read_table(file)
         # A panel's columns are called `RUN - METRIC`.
-        runs |= {name.rpartition(" - ")[0] for name in columns if name not in STEP_COLUMNS} - {""}
+        runs |= {name.rpartition(" - ")[0] for name in table if name not in STEP_COLUMNS} - {""}
         if len(runs) > 1:
             raise ValueError(f"{file}: {len(runs)} runs ({', '.join(sorted(runs))}). {ONE_RUN}")
-        if separator == ";":
-            table = table.apply(lambda column: column.str.replace(",", "."))
-        for row in table[table[steps] != ""][columns].to_dict("records"):
-            step = numbers_in(row).get(steps, math.nan)
-            if not abs(step) <= 2**53 or step % 1:
-                raise ValueError(f"{file}: {row[steps]!r:.60} is no step of a training.")
-            for other in STEPS_ALONE:
-                row.pop(other, None)
-            row.pop(steps, None)
-            texts = {name.rpartition(" - ")[2]: text.strip() for name, text in row.items() if text.strip()}
+        for row in table[table[step_column] != ""].to_dict("records"):
+            step = step_in(file, row[step_column])
+            texts = texts_by_metric(row, step_column)
             # An empty cell or a word is no value; NaN is one.
-            kept = numbers_in(texts)
-            words |= {key: text for key, text in texts.items() if key not in kept and text[0] in "+-.0123456789"}
-            before = rows.setdefault(int(step), {})
-            if differ := [key for key, one in before.items() if key in kept and str(kept[key]) != str(one)]:
-                raise ValueError(f"{file}, step {step:g}: a second value of {differ[0]}, as of several runs. {ONE_RUN}")
-            before |= kept
+            values = numbers_in(texts)
+            words |= {key: text for key, text in texts.items() if key not in values and text[0] in "+-.0123456789"}
+            add_values(rows, step, values, file)
     for metric, text in words.items():
-        warnings.warn(f"{path}: no number, and left out: {metric} {text!r:.60}", stacklevel=2)
+        warnings.warn(f"{path}: not a number, and ignored: {metric} {text!r:.60}", stacklevel=2)
     return Log(rows)
+
+
+def read_table(file: Path) -> tuple[pandas.DataFrame, str]:
+    """Reads a CSV file as texts, without the columns that pandas and W&B's ranges add, and the name of its step column.
+
+    Raises:
+        ValueError: it is no table, is W&B's table of runs, or has no column of steps.
+    """
+    text = read_text(file)
+    # A spreadsheet saves with its own separator, and with a semicolon its own decimal mark, which may be a comma.
+    separator = max(",;\t", key=text.partition("\n")[0].count)
+    try:
+        table = pandas.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False, index_col=False)
+    except ValueError as error:
+        raise ValueError(f"{file}: not a table that W&B exports ({error}). {VERL_ONLY}") from None
+    if is_table_of_runs(table.columns):
+        raise ValueError(
+            f"{file}: this is W&B's table of runs, which has one row for each run and no steps. Name a run as "
+            "wandb://entity/project/run, with the run's ID, or export its line panels or `run.history()` as CSV."
+        )
+    columns = [name for name in table if not (RANGE_COLUMN.search(name) or INDEX_COLUMN.fullmatch(name))]
+    step_column = next((name for name in STEP_COLUMNS if name in columns), None)
+    if step_column is None:
+        raise ValueError(
+            f"{file}: no column {' or '.join(STEP_COLUMNS[:2])}. In W&B export a line panel as CSV, or save "
+            f"`run.history()` of its API. {VERL_ONLY}"
+        )
+    if separator == ";":
+        table = table.apply(lambda column: column.str.replace(",", "."))
+    return table[columns], step_column
+
+
+def step_in(file: Path, text: str) -> int:
+    """Returns the step that a cell has; raises ValueError if it is no whole number."""
+    step = numbers_in({"step": text}).get("step", math.nan)
+    if not abs(step) <= 2**53 or step % 1:
+        raise ValueError(f"{file}: {text!r:.60} is not a training step.")
+    return int(step)
+
+
+def texts_by_metric(row: dict[str, str], step_column: str) -> dict[str, str]:
+    """Returns the cells of a row that are not empty by their metrics, without those of steps."""
+    texts = {}
+    for name, text in row.items():
+        if name not in (step_column, *STEPS_ALONE) and text.strip():
+            texts[name.rpartition(" - ")[2]] = text.strip()
+    return texts
+
+
+def add_values(rows: Rows, step: int, values: dict[str, float], file: Path) -> None:
+    """Adds values to those of their step; raises ValueError for a second value of a metric that differs."""
+    known = rows.setdefault(step, {})
+    for metric, value in known.items():
+        if metric in values and str(values[metric]) != str(value):
+            raise ValueError(
+                f"{file}, step {step}: there is a second value of {metric}, so the file seems to hold several "
+                f"runs. {ONE_RUN}"
+            )
+    known |= values
 
 
 def is_table_of_runs(columns: Iterable[str]) -> bool:
@@ -143,7 +176,7 @@ def read_wandb(path: Path) -> Log:
     """
     name = "/".join(path.parts[1:])
     if len(path.parts) != 4:
-        raise ValueError(f"wandb://{name}: not of the form wandb://entity/project/run, where run is the run's ID.")
+        raise ValueError(f"wandb://{name}: write it as wandb://entity/project/run, where run is the run's ID.")
     import wandb
 
     rows: Rows = {}

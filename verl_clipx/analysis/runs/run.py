@@ -31,7 +31,7 @@ class Run:
     Args:
         name: of its folder or of its log.
         log: a row a step, a column a metric, from `run_log.table_of`.
-        configuration: dotted key to value; empty if none was written down.
+        configuration: dotted key to what its record keeps of the value; empty if none was written down.
         record: what the run is; by default as far as its configuration says it.
         held_out: the rewards of its validations that have a finite score.
         traces: the folder where its traces are, if it wrote any.
@@ -53,6 +53,7 @@ class Run:
     def __post_init__(self) -> None:
         if self.record is None:
             object.__setattr__(self, "record", record_of(self.configuration))
+        object.__setattr__(self, "configuration", self.record.configuration)
 
     @property
     def versions(self) -> Mapping[str, str | None]:
@@ -82,7 +83,8 @@ class Run:
     @property
     def method(self) -> str:
         """The loss: a method of the plugin's, verl's loss_mode, or, if nothing says it, the run's name."""
-        named, loss = _NAME.fullmatch(self.name), self.record.loss
+        named = _NAME.fullmatch(self.name)
+        loss = self.record.loss
         method = loss.mode if loss.method in (None, OBSERVE) else loss.method
         return str(method or (named["setting"] if named else self.name)).removeprefix("clipx_")
 

@@ -1,6 +1,5 @@
 """verl's file log: its lines, and their numbers as a table."""
 
-import contextlib
 import gzip
 import itertools
 import math
@@ -26,39 +25,43 @@ class Entry(NamedTuple):
     """The part of a step that was logged at once: metric to value.
 
     Of a console's output `process` is the one that logged it, if the log says it; of verl's file log `line` is the line
-    with its end, and `batch` what the plugin's log adds: the fingerprints of the step's rollout batch.
+    with its end, and `batch` what the plugin's log adds: the fingerprints of the step's rollout batch, as they are
+    written, be they damaged.
     """
 
     step: int
     data: dict[str, Any]
     process: str = ""
     line: bytes = b""
-    batch: Mapping[str, Any] = EMPTY
+    batch: Any = EMPTY
 
 
-def entries_in(text: bytes, path: Path) -> Iterator[Entry]:
+def entries_in(content: bytes, path: Path) -> Iterator[Entry]:
     """Yields the entries of a log; a line that is cut off, as a kill leaves it, or damaged is left out with a warning.
 
     Raises:
         ValueError: there are lines and none is an entry, so that this is no log of verl's.
     """
-    damaged, any_whole = [], False
-    for number, line in enumerate(text.splitlines(), 1):
+    damaged = []
+    any_whole = False
+    for number, line in enumerate(content.splitlines(), 1):
         try:
-            content = parse_json(line, "")
-            step, data, batch = int(content["step"]), dict(content["data"]), content.get("batch") or EMPTY
+            fields = parse_json(line, "")
+            step = int(fields["step"])
+            data = dict(fields["data"])
+            batch = fields.get("batch", EMPTY)
             # Beyond this, float64 and with it the axis of every figure can't tell neighbouring steps apart.
-            if abs(step) > 2**53 or step != float(content["step"]):
+            if abs(step) > 2**53 or step != float(fields["step"]):
                 raise OverflowError
         except (ValueError, TypeError, KeyError, OverflowError):
             damaged.append((f"{path}, line {number}", repr(line[:60].decode(errors="replace"))))
             continue
         any_whole = True
-        yield Entry(step, data, line=line + b"\n", batch=batch if isinstance(batch, dict) else EMPTY)
+        yield Entry(step, data, line=line + b"\n", batch=batch)
     for where, shown in damaged:
         if not any_whole:
             raise ValueError(f'{where}: not a line {{"step": …, "data": {{…}}}} of verl\'s: {shown}. {VERL_ONLY}')
-        warnings.warn(f"{where}: cut off or damaged, and left out: {shown}", stacklevel=2)
+        warnings.warn(f"{where}: cut off or damaged, and ignored: {shown}", stacklevel=2)
 
 
 class Log(NamedTuple):
@@ -75,14 +78,14 @@ class Log(NamedTuple):
     batches: Mapping[int, Mapping[str, Any]] = EMPTY
 
 
-def rows_of(text: bytes, path: Path) -> Rows:
+def rows_of(content: bytes, path: Path) -> Rows:
     """Returns the numbers of a log's last run, as for `entries_in` and `last_run`."""
-    return log_of(text, path).rows
+    return log_of(content, path).rows
 
 
-def log_of(text: bytes, path: Path) -> Log:
+def log_of(content: bytes, path: Path) -> Log:
     """Returns what a log of verl's file logger says of its last run, as for `entries_in` and `last_run`."""
-    return last_run(path, (entry._replace(data=numbers_in(entry.data)) for entry in entries_in(text, path)))
+    return last_run(path, (entry._replace(data=numbers_in(entry.data)) for entry in entries_in(content, path)))
 
 
 def last_run(path: Path, logged: Iterable[Entry]) -> Log:
@@ -96,7 +99,10 @@ def last_run(path: Path, logged: Iterable[Entry]) -> Log:
     """
     rows: Rows = {}
     batches: dict[int, Mapping[str, Any]] = {}
-    logged, last, said, ahead = list(logged), 0, [], []
+    logged = list(logged)
+    last = 0
+    said = []
+    ahead = []
     turns = [process for process, _ in itertools.groupby(one.process for one in logged if one.process)]
     for step, metrics, _, _, batch in logged:
         ahead.append((step, metrics))
@@ -111,12 +117,16 @@ def last_run(path: Path, logged: Iterable[Entry]) -> Log:
             said.append(f"{path}: after step {last} it {how} count, from step {step} on.")
         for at, values in ahead:
             rows.setdefault(at, {}).update(values)
-        if batch:
+        if batch is not EMPTY:
             batches[step] = batch
-        last, ahead = step, []
+        last = step
+        ahead = []
     if len(turns) > len({*turns}) or (len(said) > 2 and 2 * len(said) >= len(logged)):
         names = f" of {' and '.join(dict.fromkeys(turns))}" if turns else ""
-        raise ValueError(f"{path}: steps{names} alternate, so several runs wrote it. Keep each one's lines in a file.")
+        raise ValueError(
+            f"{path}: steps{names} alternate, so several runs wrote this log. Put the lines of each run into a "
+            "file of their own."
+        )
     for what in said:
         warnings.warn(what, stacklevel=2)
     for at, values in ahead:
@@ -141,10 +151,13 @@ def numbers_in(data: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_log(path: Path) -> Log:
-    """Reads the JSON lines of verl's file logger, or of a run that is kept in one file.
+    """Reads the JSON lines of verl's file logger, or of a kept run.
+
+    A kept run is one file, which may be compressed by gzip: its first line says what the run was, among others the
+    commit that made it, and the lines of its log follow.
 
     Returns:
-        The last run in it; its header is what a kept run says of itself in its first line, nothing for other logs.
+        The last run in it; its header is the first line of a kept run, and empty for other logs.
 
     Raises:
         FileNotFoundError: there is no such file: the run has not logged yet, or `file` is not in trainer.logger.
@@ -154,23 +167,31 @@ def read_log(path: Path) -> Log:
         raise FileNotFoundError(
             f"{path}: no such log. Run with trainer.logger=[file] and VERL_FILE_LOGGER_PATH={path}."
         )
-    text = as_utf8(read_bytes(path))
-    compressed = text.startswith(GZIP)
-    if compressed:
+    content = as_utf8(read_bytes(path))
+    is_compressed = content.startswith(GZIP)
+    if is_compressed:
         try:
-            text = gzip.decompress(text)
+            content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{path}: a gzip file that cannot be unpacked ({error}).") from None
-    first, _, steps = text.partition(b"\n")
-    header: Any = None
-    with contextlib.suppress(ValueError):
-        header = parse_json(first, "")
-    is_kept = isinstance(header, dict) and "commit" in header and "step" not in header
-    if compressed and not is_kept:
-        raise ValueError(f"{path}: a gzip file, but no kept run. Unpack it and name the log that is in it.")
-    if not (text := steps if is_kept else text).strip():
+    first_line, _, further_lines = content.partition(b"\n")
+    header = header_of_kept_run(first_line)
+    if is_compressed and not header:
+        raise ValueError(f"{path}: a gzip file, but not an archived run. Unpack it, and name the log that is in it.")
+    logged = further_lines if header else content
+    if not logged.strip():
         raise ValueError(f"{path}: empty: the run has not logged its first step yet.")
-    return log_of(text, path)._replace(header=header if is_kept else {})
+    return log_of(logged, path)._replace(header=header)
+
+
+def header_of_kept_run(line: bytes) -> dict[str, Any]:
+    """Returns what the first line of a kept run says of it; empty if the line is a step, or anything else."""
+    try:
+        header = parse_json(line, "")
+    except ValueError:
+        return {}
+    is_kept = isinstance(header, dict) and "commit" in header and "step" not in header
+    return header if is_kept else {}
 
 
 def read_run_log(path: Path) -> pandas.DataFrame:

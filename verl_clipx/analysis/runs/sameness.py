@@ -1,13 +1,13 @@
 """What makes two runs runs of one setting: their configurations without the keys that cannot change results."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import PurePosixPath
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from verl_clipx.losses.configs_folder import configs_folder
 from verl_clipx.run.keys import (
@@ -22,33 +22,45 @@ from verl_clipx.run.keys import (
 )
 
 # Left out as places of files, but what they name is a part of the setting of a run.
-MODELS, DATA = (MODEL_PATH, CRITIC_MODEL_PATH), (TRAINING_FILES,)
+MODELS = (MODEL_PATH, CRITIC_MODEL_PATH)
+DATA = (TRAINING_FILES,)
 # Under clipx.scope=micro_batch these decide what the bounds are computed from.
 MICRO_BATCHES = ("ppo_micro_batch_size_per_gpu", "use_dynamic_bsz", "ppo_max_token_len_per_gpu")
 
 # The plugin's loop is verl's with a seed for each sample; any other loop is another run.
-_SEEDED_LOOP, _STOCK_LOOP = "clipx_seeded_single_turn", "single_turn_agent"
+_SEEDED_LOOP = "clipx_seeded_single_turn"
+_STOCK_LOOP = "single_turn_agent"
 
 
 def significant_values(config: DictConfig) -> dict[str, Any]:
     """Returns the values that define a run, resolved, by dotted key.
 
+    Args:
+        config: the unresolved configuration as Hydra composed it; it is not modified.
+    """
+    values = resolved_values(config, is_left_out)
+    if values.get(AGENT_LOOP) == _SEEDED_LOOP:
+        values[AGENT_LOOP] = _STOCK_LOOP
+    return values
+
+
+def resolved_values(config: DictConfig, leave_out: Callable[[str], bool]) -> dict[str, Any]:
+    """Returns a configuration's values, resolved, by dotted key.
+
     A value that cannot be resolved here, such as an environment variable without a default, stays as written.
 
     Args:
         config: the unresolved configuration as Hydra composed it; it is not modified.
+        leave_out: whether a key is left out. What refers to such a key then names it instead of its value.
     """
     config = config.copy()
     OmegaConf.set_struct(config, False)
     _complete(config)
     written = flat(OmegaConf.to_container(config))
-    for key in filter(is_left_out, written):
+    for key in filter(leave_out, written):
         # A value derived from an ignored key must be ignored too.
         OmegaConf.update(config, key, "(left out)")
-    values = {key: _comparable(config, key, text) for key, text in written.items() if not is_left_out(key)}
-    if values.get(AGENT_LOOP) == _SEEDED_LOOP:
-        values[AGENT_LOOP] = _STOCK_LOOP
-    return values
+    return {key: _comparable(config, key, text) for key, text in written.items() if not leave_out(key)}
 
 
 def _complete(config: DictConfig) -> None:
@@ -70,12 +82,33 @@ def setting_of_run(configuration: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         configuration: dotted key to value, as a run wrote it down.
     """
-    values = significant_values(OmegaConf.create(nested(configuration)))
+    values = significant_values(parsed(configuration))
     named = {key: name_of_model(configuration.get(key)) for key in MODELS}
     named |= {key: names_of_data(configuration.get(key)) for key in DATA}
     if values.get("clipx.scope") == "micro_batch":
         named |= {f"{ACTOR}.{key}": configuration.get(f"{ACTOR}.{key}") for key in MICRO_BATCHES}
     return values | {key: name for key, name in named.items() if name not in ("", None)}
+
+
+def parsed(configuration: Mapping[str, Any]) -> DictConfig:
+    """Returns a run's configuration as Hydra's tools read it; an interpolation that is never closed is plain text.
+
+    Args:
+        configuration: dotted key to value, as a run wrote it down.
+    """
+    return OmegaConf.create(nested({key: _readable(value) for key, value in configuration.items()}))
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_readable(part) for part in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        OmegaConf.create([value])
+    except GrammarParseError:
+        return value.replace("${", "\\${")
+    return value
 
 
 def name_of_model(path: Any) -> str:

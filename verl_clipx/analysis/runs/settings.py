@@ -8,12 +8,9 @@ import pandas
 
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
-from verl_clipx.run.keys import FACTS
+from verl_clipx.run.kept_values import is_hash
 
 GRPO_METHOD = "grpo"
-
-# The driver puts verl's keys that the method does not read below it.
-UNREAD = f"{FACTS}.unused."
 
 # Of a run that nothing but its folder's name describes, a longer name is cut to what sets it apart.
 LONGEST_NAME = 20
@@ -71,15 +68,15 @@ class Setting:
         return self.table(key).mean(axis=1)
 
 
-def significant_of(runs: list[Run]) -> list[dict[str, str]]:
-    """Returns what makes up the setting of each run: dotted key to value in JSON.
+def collect_setting_values(runs: list[Run]) -> list[dict[str, str]]:
+    """Returns the values that make up each run's setting: dotted key to value in JSON.
 
-    What a method does not read counts for none of its runs, whether they were given a value or have verl's default.
+    A key that the record of any run lists as unread is left out for all runs of that method. Only a run that sets the
+    key lists it, and a run with verl's default must compare equal to it.
     """
     unread: dict[str, set[str]] = {}
     for run in runs:
-        given = {key.removeprefix(UNREAD) for key in run.configuration if key.startswith(UNREAD)}
-        unread.setdefault(run.method, set()).update(given)
+        unread.setdefault(run.method, set()).update(run.record.loss.unused)
     return [{key: value for key, value in run.significant.items() if key not in unread[run.method]} for run in runs]
 
 
@@ -88,7 +85,7 @@ def differing_values(runs: list[Run]) -> dict[str, list[str | None]]:
 
     A run without a configuration decides nothing, and has None for each key.
     """
-    values = significant_of(runs)
+    values = collect_setting_values(runs)
     known = [of_run for run, of_run in zip(runs, values, strict=True) if run.configuration]
     keys = sorted({key for of_run in known for key in of_run})
     return {
@@ -102,7 +99,7 @@ def settings_of(runs: list[Run]) -> list[Setting]:
     A run without a configuration or its hash is a setting of its own: nothing says what it trained.
     """
     groups: dict[str, list[Run]] = {}
-    for index, (run, values) in enumerate(zip(runs, significant_of(runs), strict=True)):
+    for index, (run, values) in enumerate(zip(runs, collect_setting_values(runs), strict=True)):
         # The configuration of a kept run is only a part of it, without the method.
         known = json.dumps([run.method, values]) if run.configuration else run.record.configuration_hash
         groups.setdefault(known or f"run {index}", []).append(run)
@@ -143,14 +140,21 @@ def _labels(runs: list[Run]) -> list[str]:
         apart = {} if len(rivals) == 1 else differing_values(rivals)
         keys = sorted(apart, key=lambda key: (not key.startswith("clipx."), key))
         rules = [key for key in keys if key.endswith(".rule")]
-        values = [_value_of(run, key) for key in rules or keys[:2]]
+        values = [_value_of(run, key, rivals) for key in rules or keys[:2]]
         labels.append(", ".join([method, *values]) if values else method if len(rivals) == 1 else f"{method} {index}")
     return labels
 
 
-def _value_of(run: Run, key: str) -> str:
-    """Returns a key's name with its value; a modifier of the plugin's is named by its rule, and with its parameters."""
-    value, name = run.significant.get(key), key.rpartition(".")[2]
+def _value_of(run: Run, key: str, rivals: list[Run]) -> str:
+    """Returns a key's name with its value; a modifier of the plugin's is named by its rule, and with its parameters.
+
+    Args:
+        rivals: the runs that the key sets apart.
+    """
+    value = run.significant.get(key)
+    name = key.rpartition(".")[2]
+    if value is not None and is_hash(json.loads(value)):
+        value = numbered([rival.significant.get(key) for rival in rivals])[rivals.index(run)]
     if not key.startswith("clipx."):
         return f"{name} {value or 'unset'}"
     name = key.removeprefix("clipx.").replace(".", " ")
@@ -158,6 +162,16 @@ def _value_of(run: Run, key: str) -> str:
         modifier = name.removesuffix(" rule")
         return f"{modifier} {json.loads(value)}" if value else f"no {modifier}"
     return f"{name} {value or 'unset'}"
+
+
+def numbered(values: list[str | None]) -> list[str | None]:
+    """Returns values in JSON, with numbers in place of those of which the record keeps a hash.
+
+    Args:
+        values: of one key, a run each; None where a run lacks it.
+    """
+    hashes = [*dict.fromkeys(value for value in values if value is not None and is_hash(json.loads(value)))]
+    return [f"differs ({hashes.index(value) + 1})" if value in hashes else value for value in values]
 
 
 def _apart(names: list[str]) -> list[str]:

@@ -17,7 +17,8 @@ NONE, KEPT, ABOVE, BELOW, LOW, HIGH, OUT = EVENTS = ("none", "kept", "above", "b
 FINITE = ("log_prob", "old_log_prob", "ratio", "bounded", "advantage", "weight")
 
 # GRPO's bounds, the yardstick of every figure and of the token view.
-GRPO_LOW, GRPO_HIGH = 0.8, 1.2
+GRPO_LOW = 0.8
+GRPO_HIGH = 1.2
 
 
 @dataclass(frozen=True)

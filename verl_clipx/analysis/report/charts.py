@@ -1,0 +1,431 @@
+"""What the figures of the logs show, as numbers: curves, bounds, clipped shares and gradient mass by step."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas
+
+from verl_clipx.analysis.diagnose.findings import has_searched_bounds
+from verl_clipx.analysis.report.numbers import SettingNumbers
+from verl_clipx.analysis.report.palette import DrawnSetting
+from verl_clipx.analysis.runs import keys
+from verl_clipx.analysis.runs.held_out import HeldOutReward
+from verl_clipx.analysis.runs.settings import differing_parts
+from verl_clipx.losses.applying.metric_listing import every_metric
+from verl_clipx.losses.base.metric import Metric
+from verl_clipx.losses.methods import METHODS
+
+# The share that BAPO's search aims at, where a run's record doesn't say it.
+DEFAULT_TARGET = 0.4
+# Half of a normal distribution's 95 % interval, in standard errors.
+ERRORS_IN_HALF_INTERVAL = 1.96
+# Of a metric that is not known.
+NO_SERIES = pandas.Series(dtype=float)
+
+
+# --- Curves ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ChartLine:
+    """A metric of one setting by step.
+
+    Args:
+        name: in the legend.
+        colour: of the setting.
+        line_style: the number of its line style; the metrics of a chart differ in it.
+        by_run: a row a step, a column a run.
+        errors: half the 95 % interval over prompts by step; empty where it isn't known.
+        held_out: the held-out rewards that stand on the line.
+    """
+
+    name: str
+    colour: str
+    line_style: int
+    by_run: pandas.DataFrame
+    errors: pandas.Series
+    held_out: Sequence[HeldOutReward]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Metrics of all settings by step.
+
+    Args:
+        name: of the file.
+        title: above it.
+        description: for those who can't see it.
+        lines: at least one.
+        from_zero: whether the axis begins at 0 or below.
+        in_percent: whether the values are shares.
+    """
+
+    name: str
+    title: str
+    description: str
+    lines: Sequence[ChartLine]
+    from_zero: bool = True
+    in_percent: bool = False
+
+
+OUTCOMES = (
+    ("reward", "Reward", keys.REWARD),
+    ("entropy", "Entropy, nats a token", keys.ENTROPY),
+    ("kl", "KL from the old policy, nats a token", keys.KL),
+    ("gradient_norm", "Gradient norm before clipping", keys.GRADIENT_NORM),
+)
+SAMPLES = (
+    ("length", "Response length, tokens", keys.LENGTH),
+    ("cut", "Responses cut at the limit", keys.CUT),
+    ("alike", "Prompts whose samples score alike", keys.ALIKE),
+    ("mismatch", "Mismatch of rollout and trainer, |Δp|", keys.MISMATCH),
+)
+
+
+def collect_charts(settings: Sequence[DrawnSetting], measures: Sequence[tuple[str, str, str]]) -> list[Chart]:
+    """Returns the charts of the measures that a run logs; each measure has a name, a title and a metric's key."""
+    charts = []
+    for name, title, key in measures:
+        lines = collect_lines(settings, {key: ""})
+        if lines:
+            charts.append(
+                Chart(
+                    name=name,
+                    title=title,
+                    description=f"{title}, over training steps.",
+                    lines=lines,
+                    in_percent=key in keys.SHARES,
+                )
+            )
+    return charts
+
+
+def collect_lines(settings: Sequence[DrawnSetting], names: dict[str, str]) -> list[ChartLine]:
+    """Returns a line for each setting and metric that is logged.
+
+    Args:
+        names: the key of each metric to its name in the legend; "" where the metric is the chart's only one: the legend
+            then names the settings.
+    """
+    lines = []
+    for setting in settings:
+        for line_style, (key, name) in enumerate(names.items()):
+            by_run = setting.table(key)
+            if by_run.empty:
+                continue
+            # Only the reward of a single run needs its errors: where there are several runs, the band between them says
+            # how far the mean may be trusted.
+            is_reward_of_one_run = key == keys.REWARD and len(setting.runs) == 1
+            errors = NO_SERIES
+            held_out: Sequence[HeldOutReward] = ()
+            if is_reward_of_one_run:
+                errors = ERRORS_IN_HALF_INTERVAL * setting.mean(keys.REWARD_ERROR)
+                held_out = setting.runs[0].held_out
+            lines.append(
+                ChartLine(
+                    name=name or setting.label,
+                    colour=setting.colour,
+                    line_style=line_style,
+                    by_run=by_run,
+                    errors=errors,
+                    held_out=held_out,
+                )
+            )
+    return lines
+
+
+# --- Other metrics, by what declares them ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeclaredCharts:
+    """The charts of declared metrics that no other figure draws: to see a metric, declare it with a chart.
+
+    Args:
+        charts: one for each name of a chart.
+        meanings: of each metric in them, its name, meaning and unit.
+    """
+
+    charts: Sequence[Chart]
+    meanings: Sequence[str]
+
+
+def collect_declared(settings: Sequence[DrawnSetting]) -> DeclaredCharts:
+    """Returns a chart for each name of one that a logged metric is declared with."""
+    columns: set[str] = set()
+    for setting in settings:
+        for run in setting.runs:
+            columns.update(run.log)
+    charts = []
+    meanings: list[str] = []
+    for index, (title, metrics) in enumerate(_metrics_by_chart(columns).items()):
+        of_chart = []
+        for metric in metrics.values():
+            meaning = f"{metric.name}: {metric.meaning} ({metric.unit})"
+            if meaning not in of_chart:
+                of_chart.append(meaning)
+        meanings += of_chart
+        charts.append(
+            Chart(
+                name=f"declared_{index}",
+                title=title,
+                description=f"{'; '.join(of_chart)}, over training steps.",
+                lines=collect_lines(settings, _names_in_legend(list(metrics))),
+                from_zero=False,
+            )
+        )
+    return DeclaredCharts(charts=charts, meanings=list(dict.fromkeys(meanings)))
+
+
+def _metrics_by_chart(columns: set[str]) -> dict[str, dict[str, Metric]]:
+    """Returns the charts that no other figure draws: chart to the columns of all logs, each with its declaration."""
+    charts: dict[str, dict[str, Metric]] = {}
+    for _, metric in every_metric(METHODS):
+        pattern = re.compile(rf"(actor/)?{metric.pattern}")
+        of_metric = [column for column in sorted(columns) if pattern.fullmatch(column)]
+        if metric.chart and of_metric and not keys.is_drawn(of_metric[0]):
+            charts.setdefault(metric.chart, {}).update(dict.fromkeys(of_metric, metric))
+    return charts
+
+
+def _names_in_legend(metric_keys: Sequence[str]) -> dict[str, str]:
+    """Returns what a legend calls each metric: the parts of its key that the others lack; nothing for the only one."""
+    if len(metric_keys) == 1:
+        return {metric_keys[0]: ""}
+    parts = differing_parts([key.split("/") for key in metric_keys])
+    return {key: "/".join(part).replace("_", " ") for key, part in zip(metric_keys, parts, strict=True)}
+
+
+# --- Bounds ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BoundsByStep:
+    """Two bounds on the ratio by step.
+
+    Args:
+        low, high: means over a step's updates.
+        low_last, high_last: those of a step's last update; empty if not logged.
+    """
+
+    low: pandas.Series
+    high: pandas.Series
+    low_last: pandas.Series
+    high_last: pandas.Series
+
+
+@dataclass(frozen=True)
+class BinBounds:
+    """The bounds of tokens with probabilities between two ends."""
+
+    probability_from: float
+    probability_to: float
+    bounds: BoundsByStep
+
+
+@dataclass(frozen=True)
+class BinnedBounds:
+    """The bounds of a setting by probability bin, as ACPO has them.
+
+    Args:
+        label, colour: of the setting.
+        bins: from the lowest probabilities to the highest.
+        highest: the highest bound of any step and bin.
+    """
+
+    label: str
+    colour: str
+    bins: Sequence[BinBounds]
+    highest: float
+
+    @property
+    def has_last(self) -> bool:
+        """Whether the bounds of the last updates are logged."""
+        return any(len(bin.bounds.low_last) for bin in self.bins)
+
+
+@dataclass(frozen=True)
+class SearchedBounds:
+    """The bounds of a setting that searches them for all tokens, as BAPO does.
+
+    Args:
+        label, colour: of the setting.
+        bounds: on the ratio.
+        share_before, share_after: the positive tokens' share of the loss before the search and after it; both empty
+            where the first isn't logged.
+        target: the share that the search aims at.
+    """
+
+    label: str
+    colour: str
+    bounds: BoundsByStep
+    share_before: pandas.Series
+    share_after: pandas.Series
+    target: float
+
+    @property
+    def has_last(self) -> bool:
+        """Whether the bounds of the last updates are logged."""
+        return len(self.bounds.high_last) > 0
+
+
+def collect_bounds(settings: Sequence[DrawnSetting]) -> list[BinnedBounds | SearchedBounds]:
+    """Returns the bounds of each setting that logs bounds which move."""
+    bounds: list[BinnedBounds | SearchedBounds] = []
+    for setting in settings:
+        if setting.bins("epsilon"):
+            bounds.append(_binned_bounds(setting))
+        elif has_searched_bounds(setting):
+            bounds.append(_searched_bounds(setting))
+    return bounds
+
+
+def _binned_bounds(setting: DrawnSetting) -> BinnedBounds:
+    """Returns the bounds 1 ± epsilon of a setting that logs an epsilon for each bin."""
+    names = setting.bins("epsilon")
+    bins = []
+    for name in names:
+        bin = int(name.rpartition("_")[2])
+        epsilon = setting.mean(name)
+        epsilon_last = setting.mean(name.replace("/epsilon/", "/epsilon_last/"))
+        bounds = BoundsByStep(
+            low=(1 - epsilon).clip(lower=0),
+            high=1 + epsilon,
+            low_last=(1 - epsilon_last).clip(lower=0),
+            high_last=1 + epsilon_last,
+        )
+        bins.append(BinBounds(probability_from=bin / len(names), probability_to=(bin + 1) / len(names), bounds=bounds))
+    highest = max(1 + setting.mean(name).max() for name in (*names, *setting.bins("epsilon_last")))
+    return BinnedBounds(label=setting.label, colour=setting.colour, bins=bins, highest=float(highest))
+
+
+def _searched_bounds(setting: DrawnSetting) -> SearchedBounds:
+    """Returns the bounds of a setting that searches two bounds for all tokens."""
+    return SearchedBounds(
+        label=setting.label,
+        colour=setting.colour,
+        bounds=BoundsByStep(
+            low=setting.mean(keys.BOUND_LOW),
+            high=setting.mean(keys.BOUND_HIGH),
+            low_last=setting.mean(keys.BOUND_LOW_LAST),
+            high_last=setting.mean(keys.BOUND_HIGH_LAST),
+        ),
+        share_before=setting.mean(keys.SHARE_BEFORE),
+        share_after=setting.mean(keys.SHARE_AFTER),
+        target=setting.runs[0].record.loss.parameters.get("target", DEFAULT_TARGET),
+    )
+
+
+# --- What was clipped ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FloorByStep:
+    """What rounding clips before anything has moved, by step, at the lower bound and at the upper."""
+
+    low: pandas.Series
+    high: pandas.Series
+
+
+@dataclass(frozen=True)
+class ClippedShares:
+    """The share of all tokens that a setting clips, by step.
+
+    Args:
+        label: of the setting.
+        low, high: at each bound.
+        mean: over the steps, of both together.
+        most: the highest, of both together; `most_at` is its step.
+        floor: the larger of its measurements; None if not logged.
+    """
+
+    label: str
+    low: pandas.Series
+    high: pandas.Series
+    mean: float
+    most: float
+    most_at: int
+    floor: FloorByStep | None
+
+
+def collect_clipped(numbers: Sequence[SettingNumbers]) -> list[ClippedShares]:
+    """Returns the clipped shares of the settings that log them."""
+    return [
+        ClippedShares(
+            label=setting.label,
+            low=setting.clipped_low,
+            high=setting.clipped_high,
+            mean=float(setting.clipped.mean()),
+            most=float(setting.clipped.max()),
+            most_at=int(setting.clipped.idxmax()),
+            floor=find_larger_floor(setting.setting),
+        )
+        for setting in numbers
+        if len(setting.clipped)
+    ]
+
+
+def find_larger_floor(setting: DrawnSetting) -> FloorByStep | None:
+    """Returns what rounding clips, by the larger of its measurements; None if not logged."""
+    low = setting.mean(keys.FLOOR_LOW)
+    high = setting.mean(keys.FLOOR_HIGH)
+    if low.empty or high.empty:
+        return None
+    # The second one is made once after each start.
+    recut_low = setting.mean(keys.RECUT_LOW)
+    recut_high = setting.mean(keys.RECUT_HIGH)
+    if len(recut_low) and recut_low.mean() + recut_high.mean() > low.mean() + high.mean():
+        return FloorByStep(low=0 * low + recut_low.mean(), high=0 * high + recut_high.mean())
+    return FloorByStep(low=low, high=high)
+
+
+def chart_counts_of_verl(numbers: Sequence[SettingNumbers], first: int) -> list[Chart]:
+    """Returns a chart for each setting of which only verl's own count of clipped tokens is known.
+
+    Args:
+        first: the number of the first chart's file.
+    """
+    known = [setting for setting in numbers if setting.clipped.empty and len(setting.clipped_by_verl)]
+    return [
+        Chart(
+            name=f"fractions_{index}",
+            title=setting.label,
+            description=f"{keys.PG_CLIPPED} of {setting.label} over training steps.",
+            lines=collect_lines([setting.setting], {keys.PG_CLIPPED: ""}),
+            in_percent=True,
+        )
+        for index, setting in enumerate(known, first)
+    ]
+
+
+@dataclass(frozen=True)
+class MassShares:
+    """The share of a setting's gradient mass outside its bounds, by region and step.
+
+    Args:
+        label: of the setting.
+        shares: a row a step, with a column for each region; NaN at steps without any mass.
+        outside: the mean over the steps of what is not in the region M.
+        of_clipped: the highest share in the regions that PPO's clip leaves without a gradient.
+    """
+
+    label: str
+    shares: pandas.DataFrame
+    outside: float
+    of_clipped: float
+
+
+def collect_mass(numbers: Sequence[SettingNumbers]) -> list[MassShares]:
+    """Returns the gradient mass of the settings that log it."""
+    return [
+        MassShares(
+            label=setting.label,
+            # Steps without any mass stay on the axis.
+            shares=setting.mass.reindex(setting.mass_steps),
+            outside=float((1 - setting.mass.M).mean()),
+            of_clipped=float((setting.mass.LN + setting.mass.HP).max()),
+        )
+        for setting in numbers
+        if len(setting.mass)
+    ]

@@ -1,0 +1,34 @@
+"""The third step of the page: its figures, from the analysis alone."""
+
+from typing import NamedTuple
+
+from verl_clipx.analysis.report.analysis import Analysis
+from verl_clipx.analysis.report.drawing import Panel
+from verl_clipx.analysis.report.log_figures import draw_bounds, draw_charts, draw_clipped_shares, draw_mass
+from verl_clipx.analysis.report.trace_figures import draw_spreads
+
+
+class Plate(NamedTuple):
+    """The figures under one heading.
+
+    Args:
+        name: templates/captions.html has the plate's words by it.
+        panels: at least one.
+    """
+
+    name: str
+    panels: list[Panel]
+
+
+def draw(analysis: Analysis) -> list[Plate]:
+    """Draws the plates for which the runs have something to show: tokens first, then outcome, then mechanism."""
+    plates = [
+        Plate("spread", draw_spreads(analysis.spreads)),
+        Plate("outcome", draw_charts(analysis.outcomes)),
+        Plate("bounds", draw_bounds(analysis.bounds)),
+        Plate("fractions", [*draw_clipped_shares(analysis.clipped), *draw_charts(analysis.clipped_by_verl)]),
+        Plate("mass", draw_mass(analysis.mass)),
+        Plate("samples", draw_charts(analysis.samples)),
+        Plate("declared", draw_charts(analysis.declared.charts)),
+    ]
+    return [plate for plate in plates if plate.panels]
