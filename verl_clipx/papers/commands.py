@@ -11,7 +11,7 @@ from verl_clipx.papers.tasks.commands import app as data_commands
 app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,
-    help="Reproduce the papers' experiments: their data, trainings, evaluations and tables.",
+    help="Reproduce experiments of four papers. Build their data, plan trainings, evaluate, and fill tables.",
 )
 app.add_typer(data_commands, name="data")
 app.add_typer(eval_commands, name="eval")

@@ -4,8 +4,10 @@ import re
 from collections import deque
 from typing import Any
 
-THINK, END_OF_THINK = "<think>", "</think>"
-ANSWER, END_OF_ANSWER = "<answer>", "</answer>"
+THINK = "<think>"
+END_OF_THINK = "</think>"
+ANSWER = "<answer>"
+END_OF_ANSWER = "</answer>"
 BOXED = "\\boxed"
 
 # A box opens with a brace; without one, its name is only mentioned.
@@ -49,7 +51,8 @@ def read_braces(text: str, start: int, max_length: int) -> str | None:
         max_length: in characters: a bound on the work, whatever the text. None is returned for a longer group, and for
             one that is not closed.
     """
-    depth, escaped = 1, False
+    depth = 1
+    escaped = False
     for position in range(start, min(len(text), start + max_length + 1)):
         character = text[position]
         if escaped or character == "\\":

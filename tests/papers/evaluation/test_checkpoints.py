@@ -71,12 +71,12 @@ def test_one_checkpoint_a_model_by_folder_or_id_and_nothing(model, actor, tmp_pa
     assert find_weights(found, 1, None) == Weights(str(model), str(model), None, fingerprint_of_folder(model))
     assert find_checkpoints("Qwen/Qwen2.5-7B") == [Checkpoint("Qwen2.5-7B", None, "Qwen/Qwen2.5-7B")]
     for nothing in (tmp_path / "global_step_20" / "actor", tmp_path / "runs" / "checkpoints"):
-        with pytest.raises(FileNotFoundError, match="no model's folder"):
+        with pytest.raises(FileNotFoundError, match="neither a model's folder"):
             find_checkpoints(str(nothing))
 
 
 def test_the_ranks_that_wrote_shards_load_them_on_the_base_model(model, actor, monkeypatch):
-    monkeypatch.setattr(checkpoints, "merge", lambda folder, fingerprint: f"{folder}/merged")
+    monkeypatch.setattr(checkpoints, "write_merged_model", lambda folder, fingerprint: f"{folder}/merged")
     fingerprint = fingerprint_of_folder(actor)
     loaded = find_weights(of_actor(actor), RANKS, "/base")
     assert loaded == Weights("/base", str(actor / "huggingface"), str(actor.parent), fingerprint)
@@ -90,7 +90,7 @@ def test_the_ranks_that_wrote_shards_load_them_on_the_base_model(model, actor, m
 
 def test_a_base_for_a_whole_model_is_refused(model):
     (found,) = find_checkpoints(str(model))
-    with pytest.raises(ValueError, match="is a whole model, so it has no base"):
+    with pytest.raises(ValueError, match="is a whole model, so leave out"):
         find_weights(found, 1, "/base")
 
 

@@ -41,11 +41,12 @@ def test_template_and_longest_prompt(inputs, read, template, text, jinja):
     found = read("1", "2 3 = 5", "2", template=template)
     assert found.template == jinja
     if text:
-        assert found.longest == len(AutoTokenizer.from_pretrained(inputs[0])(text, add_special_tokens=False).input_ids)
+        tokenizer = AutoTokenizer.from_pretrained(inputs[0])
+        assert found.longest_prompt == len(tokenizer(text, add_special_tokens=False).input_ids)
 
 
 def test_what_cannot_be_encoded_is_refused(inputs, read, tmp_path):
-    longest = read("1", "12", template="plain").longest
+    longest = read("1", "12", template="plain").longest_prompt
     read("1", "12", template="plain", max_tokens=128 - longest)
     with pytest.raises(ValueError, match=f"to at most {128 - longest}"):
         read("1", "12", template="plain", max_tokens=129 - longest)

@@ -133,7 +133,7 @@ def test_open_clip_bounds_are_measured_on_the_run_of_the_same_seed_and_reach_the
     measured_on.mkdir(parents=True)
     entry = {"step": 1, "data": step | {"actor/clipx/count/bin_0": 8.0}}
     (measured_on / "metrics.jsonl").write_text(f"{json.dumps(entry)}\n")
-    bounds = [[word for word in printed(line) if word.startswith("clipx.")] for line in (average, highest)]
+    bounds = [[word for word in printed(line) if word.startswith("clipx.clip_")] for line in (average, highest)]
     assert bounds == [["clipx.clip_low=0.5", "clipx.clip_high=1.5"], ["clipx.clip_high=1.9"]]
 
 

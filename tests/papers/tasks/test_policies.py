@@ -1,6 +1,6 @@
 """The tiny policies of Countdown and of knights and knaves: demonstrations, tokens, and the commands with tiny fits.
 
-Not covered: what a full fit reaches (docs/dev/tasks.md has measured runs); reversal's, which takes minutes.
+Not covered: what a full fit reaches (docs/tasks has measured runs); reversal's, which takes minutes.
 """
 
 import re

@@ -53,7 +53,7 @@ def read_benchmark(path: Path, name: str, sha256: str | None = None) -> Benchmar
             f"{path}: has changed since benchmark {name} was evaluated; put the file back, or evaluate anew with "
             "another --out"
         )
-    return Benchmark(name, path, found, questions)
+    return Benchmark(name=name, path=path, sha256=found, questions=questions)
 
 
 def read_benchmarks(options: Sequence[str]) -> list[Benchmark]:

@@ -50,25 +50,25 @@ def find_checkpoints(model: str) -> list[Checkpoint]:
     """
     folder = Path(model)
     if not folder.exists() and _HUB_ID.fullmatch(model):
-        return [Checkpoint(model.rsplit("/", 1)[-1], None, model)]
+        return [Checkpoint(label=model.rsplit("/", 1)[-1], step=None, source=model)]
     folder = folder.resolve()
     if (folder / "config.json").is_file():
-        return [Checkpoint(folder.name, None, str(folder))]
-    steps = [folder] if (folder / "actor").is_dir() else folder.glob("global_step_*")
-    found = [
-        Checkpoint(path.name, int(step[1]), str(path / "actor"))
-        for path in steps
-        if (step := STEP_FOLDER.fullmatch(path.name)) and (path / "actor").is_dir()
-    ]
+        return [Checkpoint(label=folder.name, step=None, source=str(folder))]
+    checkpoints = []
+    for path in [folder] if (folder / "actor").is_dir() else folder.glob("global_step_*"):
+        step = STEP_FOLDER.fullmatch(path.name)
+        if step and (path / "actor").is_dir():
+            checkpoints.append(Checkpoint(label=path.name, step=int(step[1]), source=str(path / "actor")))
     # verl writes this once a checkpoint is complete.
     if (folder / LATEST).exists():
         last = read_whole_number(folder / LATEST)
-        found = [checkpoint for checkpoint in found if checkpoint.step <= last]
-    if not found:
+        checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.step <= last]
+    if not checkpoints:
         raise FileNotFoundError(
-            f"{model}: no model's folder (config.json), no verl checkpoint (global_step_<N>/actor), no id on the hub"
+            f"{model}: neither a model's folder (config.json), nor a verl checkpoint (global_step_<N>/actor), nor an "
+            "id on the hub"
         )
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,13 @@ class Weights:
 def find_weights(checkpoint: Checkpoint, ranks: int, base: str | None) -> Weights:
     """Return what verl loads: a model, or the base model and the checkpoint's shards on it.
 
-    verl reads shards only on as many ranks as wrote them, and only onto the model that they were trained from. Without
-    either, its own merger makes a model of them, in bfloat16.
+    verl reads shards only on as many ranks as wrote them, and only onto the model that they were trained from. If the
+    ranks are another number, or that model is not known, verl's merger makes a model of the shards, in bfloat16.
 
     Args:
+        checkpoint: the one that is evaluated.
         ranks: number of ranks that will load the weights.
-        base: the model that was trained; None if it is not known.
+        base: the model that was trained; None if it is not known, or if the checkpoint is a whole model.
 
     Raises:
         ValueError: the checkpoint is from Megatron, or contains LoRA adapters, or `base` is given for a whole model.
@@ -114,23 +115,31 @@ def find_weights(checkpoint: Checkpoint, ranks: int, base: str | None) -> Weight
     fingerprint = fingerprint_of_folder(folder)
     if (folder / "config.json").is_file():
         if base is not None:
-            raise ValueError(f"{MODEL_PATH}={base}: {folder} is a whole model, so it has no base; leave this out")
-        return Weights(str(folder), str(folder), None, fingerprint)
+            raise ValueError(f"{MODEL_PATH}={base}: {folder} is a whole model, so leave out the model it began from")
+        return Weights(model=str(folder), tokenizer=str(folder), resume_from=None, fingerprint=fingerprint)
     if not (folder / "fsdp_config.json").is_file() or any((folder / name).exists() for name in OF_LORA):
         raise ValueError(
-            f"{folder}: no FSDP checkpoint without LoRA adapters. Make a model of it with `python -m verl.model_merger "
-            "merge --backend megatron` or peft's merge_and_unload, and evaluate that folder"
+            f"{folder}: not an FSDP checkpoint, or one with LoRA adapters. Make a model of it with `python -m "
+            "verl.model_merger merge --backend megatron` or peft's merge_and_unload, and evaluate that folder"
         )
     if base is not None and read_json_object(folder / "fsdp_config.json").get("world_size") == ranks:
-        return Weights(base, str(saved), str(folder.parent), fingerprint)
-    merged = str(merge(folder, fingerprint))
-    return Weights(merged, merged, None, fingerprint)
+        return Weights(model=base, tokenizer=str(saved), resume_from=str(folder.parent), fingerprint=fingerprint)
+    merged = str(write_merged_model(folder, fingerprint))
+    return Weights(model=merged, tokenizer=merged, resume_from=None, fingerprint=fingerprint)
 
 
-def merge(actor: Path, fingerprint: str) -> Path:
-    """Merge an FSDP checkpoint with verl's own merger, unless it has been merged.
+def write_merged_model(actor: Path, fingerprint: str) -> Path:
+    """Write an FSDP checkpoint as a model in Hugging Face format, by verl's own merger, unless that has been done.
 
-    The model is kept in the `actor` folder, so that it disappears when verl removes an old checkpoint.
+    The model is kept in the `actor` folder, so that it disappears when verl removes an old checkpoint. It is for verl's
+    rollout; `clipx recompute` reads the weights into memory instead, without the merger's rounding to bfloat16.
+
+    Args:
+        actor: verl's folder of the checkpoint.
+        fingerprint: hash of the checkpoint, by which the model is known again.
+
+    Returns:
+        The model's folder.
     """
     target = actor / MERGED_FOLDER
     if (target / SOURCE_FILE).is_file() and read_text(target / SOURCE_FILE) == fingerprint:
@@ -149,7 +158,8 @@ def merge(actor: Path, fingerprint: str) -> Path:
 
 
 def _has_weights(folder: Path) -> bool:
-    return any(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
+    """Return whether a folder contains a model's weights in Hugging Face format."""
+    return any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES)
 
 
 def fingerprint_of_folder(folder: Path) -> str:

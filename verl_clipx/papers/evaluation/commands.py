@@ -28,7 +28,8 @@ DEFAULT_REWARD = "verl_clipx.papers.tasks.reward:compute_score_for_evaluation"
 SHOWN = ("avg", "pass", "maj", "length", "truncated")
 
 app = typer.Typer(no_args_is_help=True, help="Sample from checkpoints, estimate accuracy, and compare runs.")
-console, messages = TerminalConsole(), TerminalConsole(stderr=True)
+console = TerminalConsole()
+messages = TerminalConsole(stderr=True)
 
 
 @app.command(
@@ -70,7 +71,7 @@ def run(
     top_p: Annotated[float, typer.Option(min=1e-6, max=1, help="Top-p; 1 keeps all tokens.")] = 1.0,
     seed: Annotated[
         list[int] | None,
-        typer.Option(min=0, max=(1 << 31) - 1, help="Seed of the samples, 0 by default; each further one adds some."),
+        typer.Option(min=0, max=(1 << 31) - 1, help="Seed of the samples, 0 by default. Repeat it for more samples."),
     ] = None,
     template: Annotated[
         str, typer.Option(help="chat; plain, for a base model without a chat template; or package.module:NAME.")
@@ -107,7 +108,8 @@ def run(
             seeds=tuple(seed or (0,)),
             template=template,
         )
-        checkpoints, benchmarks = chosen.choose(find_checkpoints(model)), read_benchmarks(benchmark)
+        checkpoints = chosen.choose(find_checkpoints(model))
+        benchmarks = read_benchmarks(benchmark)
         load_reward(reward, benchmarks, cluster)
         # The processes of the run may have other working folders.
         folder = EvaluationFolder(out.resolve())
@@ -131,7 +133,7 @@ def score(
     cluster: Cluster = None,
     all_metrics: All = False,
 ) -> None:
-    """Score the stored completions again, for instance after the reward was fixed."""
+    """Score the stored completions again. Use it after you fixed a reward."""
     with failing(RuntimeError):
         from verl_clipx.papers.evaluation.folder import EvaluationFolder
 
@@ -182,7 +184,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Also write the comparison to this JSON file.")] = None,
     all_metrics: All = False,
 ) -> None:
-    """Say whether one method is better than another, or one checkpoint than another.
+    """Say which of two methods or checkpoints is better.
 
     With at least 3 trainings of each, the interval covers seeds and questions together and is about the methods. With
     one evaluation of each, it covers questions and is about these two checkpoints. Otherwise there is no interval.
@@ -199,9 +201,9 @@ def compare(
             console.print_line(line)
         if out is not None:
             written: dict[str, Any] = {side: list(map(str, paths)) for side, paths in folders.items()}
-            written["benchmarks"] = {
-                name: {metric: asdict(one) for metric, one in metrics.items()} for name, metrics in compared.items()
-            }
+            written["benchmarks"] = {}
+            for name, metrics in compared.items():
+                written["benchmarks"][name] = {metric: asdict(comparison) for metric, comparison in metrics.items()}
             write_json(out, written)
 
 
@@ -210,11 +212,11 @@ def _print_compared(benchmark: str, metrics: dict[str, "Comparison"], all_metric
     for heading in ("metric", "first", "second", "difference [95 %]", "p", "+/-/="):
         table.add_column(heading, no_wrap=True)
     for metric in shown_metrics(metrics, all_metrics):
-        one = metrics[metric]
-        interval = "" if one.low is None else f" [{one.low:+.3f}, {one.high:+.3f}]"
-        p_value = "" if one.p_value is None else f"{one.p_value:.4f}"
-        counts = f"{one.wins}/{one.losses}/{one.ties}"
-        means = f"{one.first:.3f}", f"{one.second:.3f}"
-        table.add_row(escape(metric), *means, f"{one.difference:+.3f}{interval}", p_value, counts)
+        comparison = metrics[metric]
+        interval = "" if comparison.low is None else f" [{comparison.low:+.3f}, {comparison.high:+.3f}]"
+        p_value = "" if comparison.p_value is None else f"{comparison.p_value:.4f}"
+        counts = f"{comparison.wins}/{comparison.losses}/{comparison.ties}"
+        means = f"{comparison.first:.3f}", f"{comparison.second:.3f}"
+        table.add_row(escape(metric), *means, f"{comparison.difference:+.3f}{interval}", p_value, counts)
     console.print(table)
     console.print_line("+/-/=: questions on which the second is higher, lower, equal.")

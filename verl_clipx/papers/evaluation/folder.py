@@ -66,7 +66,8 @@ class EvaluationFolder:
             ValueError: there are completions that depend on something else; the message names each difference.
         """
         if any(self.path.glob("*/*/completions/seed-*/[0-9]*")):
-            was, now = _origin(self.read_config()), _origin(config)
+            was = _origin(self.read_config())
+            now = _origin(config)
             different = [f"{key} was {was[key]!r} and is now {now[key]!r}" for key in now if was[key] != now[key]]
             if different:
                 raise ValueError(
@@ -97,7 +98,9 @@ class EvaluationFolder:
 
 def _origin(config: dict[str, Any]) -> dict[str, Any]:
     """Returns all that completions depend on, but no seeds, because more can be added, nor what scores depend on."""
-    sampling, models, benchmarks = config["sampling"], config["checkpoints"], config["benchmarks"]
+    sampling = config["sampling"]
+    models = config["checkpoints"]
+    benchmarks = config["benchmarks"]
     return {
         **sampling,
         "seeds": None,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from verl_clipx.papers.evaluation.benchmark import Benchmark
 from verl_clipx.papers.evaluation.scores import load_member
@@ -17,12 +17,12 @@ class PromptFormat:
 
     Args:
         template: the Jinja chat template that replaces the tokenizer's own; None to leave it.
-        longest: number of tokens of the longest prompt.
+        longest_prompt: number of tokens of the longest prompt.
         stop_token_ids: the tokenizer's end of sequence and those of the generation config.
     """
 
     template: str | None
-    longest: int
+    longest_prompt: int
     stop_token_ids: list[int]
 
 
@@ -32,26 +32,48 @@ def load_template(name: str) -> str | None:
 
 
 def read_prompt_format(folder: str, benchmark: Benchmark, template: str | None, max_tokens: int) -> PromptFormat:
-    """Encode a benchmark's prompts as verl will.
+    """Check that a model can take a benchmark's prompts, encoded as verl will, and return how they begin and end.
 
     Args:
         folder: the model's tokenizer and configuration.
+        benchmark: the questions, with their prompts.
         template: from `load_template`.
-        max_tokens: longest response.
+        max_tokens: the limit on a response, in tokens.
 
     Raises:
         ValueError: the tokenizer has no chat template or no end of sequence, the template rejects a prompt, a prompt
             has no tokens, or the model's context is too short for the longest prompt and response. A response that the
             context cuts would wrongly count as truncated by --max-tokens.
     """
-    # Renders the templates. It belongs to the extra `tools`; the rest of the command reports first if that is missing.
-    from jinja2 import TemplateError
-
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if template is None and not tokenizer.chat_template:
         raise ValueError(
             "--template chat: the model's tokenizer has no chat template; use --template plain for a base model"
         )
+    longest_prompt = _count_longest_prompt(tokenizer, benchmark, template)
+    context = getattr(AutoConfig.from_pretrained(folder).get_text_config(), "max_position_embeddings", None)
+    if context is not None and longest_prompt + max_tokens > context:
+        raise ValueError(
+            f"--max-tokens {max_tokens}: benchmark {benchmark.name} has a prompt of {longest_prompt} tokens and the "
+            f"model's context holds {context}; set --max-tokens to at most {context - longest_prompt}, or "
+            "raise max_position_embeddings in the model's config.json if its position encoding allows"
+        )
+    return PromptFormat(
+        template=template,
+        longest_prompt=longest_prompt,
+        stop_token_ids=_stop_token_ids(folder, tokenizer.eos_token_id),
+    )
+
+
+def _count_longest_prompt(tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark, template: str | None) -> int:
+    """Return how many tokens a benchmark's longest prompt has.
+
+    Raises:
+        ValueError: the template rejects a prompt, or a prompt has no tokens.
+    """
+    # Renders the templates. It belongs to the extra `tools`; the rest of the command reports first if that is missing.
+    from jinja2 import TemplateError
+
     longest = 0
     for row, question in enumerate(benchmark.questions):
         where = f"benchmark {benchmark.name}, question {row}"
@@ -64,14 +86,7 @@ def read_prompt_format(folder: str, benchmark: Benchmark, template: str | None, 
         if not len(encoded):
             raise ValueError(f"{where}: its prompt has no tokens")
         longest = max(longest, len(encoded))
-    context = getattr(AutoConfig.from_pretrained(folder).get_text_config(), "max_position_embeddings", None)
-    if context is not None and longest + max_tokens > context:
-        raise ValueError(
-            f"--max-tokens {max_tokens}: benchmark {benchmark.name} has a prompt of {longest} tokens and the model's "
-            f"context holds {context}; set --max-tokens to at most {context - longest}, or "
-            "raise max_position_embeddings in the model's config.json if its position encoding allows"
-        )
-    return PromptFormat(template, longest, _stop_token_ids(folder, tokenizer.eos_token_id))
+    return longest
 
 
 def _stop_token_ids(folder: str, end_of_sequence: int | None) -> list[int]:

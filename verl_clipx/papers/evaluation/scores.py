@@ -49,21 +49,37 @@ def load_reward(name: str, benchmarks: list[Benchmark], cluster: str | None) -> 
     """Load a reward function, and raise errors that would otherwise surface only after all completions were sampled.
 
     Args:
-        name: of the function. If its module has `check_ground_truth(data_source, ground_truth)`, this raises ValueError
-            for a ground truth that the reward cannot use.
+        name: the reward function as `package.module:name`; see `load_member`.
+        benchmarks: the questions that it will score.
         cluster: the key of extra_info that each question must have, or None.
+
+    Raises:
+        ValueError: there is no such function, a question lacks the cluster's key, or the reward cannot use a
+            question's ground truth.
     """
     reward = load_member(name, "--reward", Callable)
-    check = getattr(sys.modules[reward.__module__], "check_ground_truth", None)
     for benchmark in benchmarks:
         if cluster:
+            # Only for the error that it raises where a question lacks the key.
             sources_of(benchmark, cluster)
-        for row, question in enumerate(benchmark.questions if check else []):
-            try:
-                check(question["data_source"], question["reward_model"]["ground_truth"])
-            except ValueError as error:
-                raise ValueError(f"--benchmark {benchmark.path}, row {row}: {error}") from None
+        _check_ground_truths(benchmark, reward)
     return reward
+
+
+def _check_ground_truths(benchmark: Benchmark, reward: Callable[..., Any]) -> None:
+    """Raise ValueError for a ground truth that the reward cannot use.
+
+    This is what `check_ground_truth(data_source, ground_truth)` in the reward's module raises; a module need not have
+    this function.
+    """
+    check = getattr(sys.modules[reward.__module__], "check_ground_truth", None)
+    if check is None:
+        return
+    for row, question in enumerate(benchmark.questions):
+        try:
+            check(question["data_source"], question["reward_model"]["ground_truth"])
+        except ValueError as error:
+            raise ValueError(f"--benchmark {benchmark.path}, row {row}: {error}") from None
 
 
 def score(folder: EvaluationFolder, reward: str | None = None, cluster: str | None = None) -> dict[str, Any]:
@@ -86,11 +102,13 @@ def score(folder: EvaluationFolder, reward: str | None = None, cluster: str | No
     ]
     function = load_reward(config["reward"], benchmarks, config["cluster"])
     folder.write_config(config)
-    seeds, field = config["sampling"]["seeds"], config["cluster"]
+    seeds = config["sampling"]["seeds"]
+    field = config["cluster"]
     over = f"clusters of questions by {field}" if field else "questions"
     results: dict[str, Any] = {"config": config, "interval": f"95 %, Student's t over {over}", "benchmarks": {}}
     for benchmark in benchmarks:
-        name, questions = benchmark.name, len(benchmark.questions)
+        name = benchmark.name
+        questions = len(benchmark.questions)
         clusters = np.asarray(sources_of(benchmark, field)) if field else None
         config["benchmarks"][name]["clusters"] = None if clusters is None else clusters.tolist()
         values: dict[str, QuestionValues] = {}
@@ -102,13 +120,18 @@ def score(folder: EvaluationFolder, reward: str | None = None, cluster: str | No
                 scores.to_parquet(partial, index=False)
             values[label] = question_values(scores)
         metrics = next(iter(values.values()))
-        combined = {metric: np.mean([one[metric] for one in values.values()], axis=0) for metric in metrics}
+        combined = {
+            metric: np.mean([values_of_checkpoint[metric] for values_of_checkpoint in values.values()], axis=0)
+            for metric in metrics
+        }
         results["benchmarks"][name] = {
             "questions": questions,
             "no_interval": too_few_units(questions, clusters),
             "result": _estimates(combined, clusters),
             "values": {metric: column.tolist() for metric, column in combined.items()},
-            "checkpoints": {label: _estimates(one, clusters) for label, one in values.items()},
+            "checkpoints": {
+                label: _estimates(values_of_checkpoint, clusters) for label, values_of_checkpoint in values.items()
+            },
         }
     write_json(folder.results, results)
     return results
@@ -133,7 +156,8 @@ def score_samples(samples: pandas.DataFrame, benchmark: Benchmark, reward: Calla
     Raises:
         RuntimeError: the reward raised, or did not return a finite number; the message names the completion.
     """
-    answers, numbers = [], []
+    answers = []
+    numbers = []
     for sample in samples.itertuples():
         question = benchmark.questions[sample.question]
         try:

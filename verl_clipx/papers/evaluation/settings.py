@@ -23,17 +23,18 @@ class Protocol:
             ValueError: there are fewer than the protocol asks for.
         """
         if len(checkpoints) < self.last:
+            labels = [checkpoint.label for checkpoint in checkpoints]
             raise ValueError(
-                f"--protocol {self.name} needs {self.last} checkpoints, found {[one.label for one in checkpoints]}: "
+                f"--protocol {self.name} needs {self.last} checkpoints, found {labels}: "
                 "save more often (trainer.save_freq, trainer.max_actor_ckpt_to_keep) or choose another protocol"
             )
         return list(checkpoints[-self.last :])
 
 
-GREEDY = Protocol("greedy", 0.0, 1, 1)
-SAMPLED = Protocol("sampled", 1.0, 8, 1)
+GREEDY = Protocol(name="greedy", temperature=0.0, samples=1, last=1)
+SAMPLED = Protocol(name="sampled", temperature=1.0, samples=8, last=1)
 # AR-Lopti: the mean over a run's last three checkpoints.
-MEAN_OF_LAST_THREE = Protocol("mean-of-last-three", 0.0, 1, 3)
+MEAN_OF_LAST_THREE = Protocol(name="mean-of-last-three", temperature=0.0, samples=1, last=3)
 PROTOCOLS = {protocol.name: protocol for protocol in (GREEDY, SAMPLED, MEAN_OF_LAST_THREE)}
 
 

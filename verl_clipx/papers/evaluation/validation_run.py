@@ -49,7 +49,10 @@ from verl_clipx.run.keys import (
 AGENT_LOOP = "clipx_evaluation"
 AGENT_LOOP_CLASS = "verl_clipx.papers.evaluation.agent_loop.EvaluationAgentLoop"
 ENGINES = ("vllm", "cpu")
-CONFIG, QUESTIONS, AGENT_LOOPS, LOG = "run.yaml", "questions.parquet", "agent_loops.yaml", "run.log"
+CONFIG = "run.yaml"
+QUESTIONS = "questions.parquet"
+AGENT_LOOPS = "agent_loops.yaml"
+LOG = "run.log"
 _ON_THE_CPU = "+hardware=cpu"
 # What +hardware=cpu has for the workers, the driver needs too.
 _PLATFORM = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
@@ -114,33 +117,36 @@ def sample(
     Raises:
         ValueError: the folder holds completions of another configuration, or the model cannot process these questions.
     """
-    base, template = compose_base(overrides), load_template(sampling.template)
+    base = compose_base(overrides)
+    template = load_template(sampling.template)
     # verl loads a checkpoint's shards on the model that the user names.
     named = any(override.startswith(f"{MODEL_PATH}=") for override in overrides)
     trained = OmegaConf.select(base, MODEL_PATH) if named else None
-    weights = {one.label: find_weights(one, ranks_of(base), trained) for one in checkpoints}
+    weights = {entry.label: find_weights(entry, ranks_of(base), trained) for entry in checkpoints}
     runs = {}
-    for label, one in weights.items():
+    for label, entry in weights.items():
         for benchmark in benchmarks:
-            prompts = read_prompt_format(one.tokenizer, benchmark, template, sampling.max_tokens)
-            runs[label, benchmark.name] = ValidationRun(base, one, benchmark, prompts, sampling)
+            prompts = read_prompt_format(entry.tokenizer, benchmark, template, sampling.max_tokens)
+            runs[label, benchmark.name] = ValidationRun(
+                base=base, weights=entry, benchmark=benchmark, prompts=prompts, sampling=sampling
+            )
     # Enough to interpret a number and to score the completions again.
     config = {
         **recorded,
         "overrides": overrides,
         "checkpoints": {
-            one.label: {
-                "source": one.source,
-                "step": one.step,
-                "fingerprint": weights[one.label].fingerprint,
-                "loaded": "as saved" if weights[one.label].resume_from else "in Hugging Face format",
+            entry.label: {
+                "source": entry.source,
+                "step": entry.step,
+                "fingerprint": weights[entry.label].fingerprint,
+                "loaded": "as saved" if weights[entry.label].resume_from else "in Hugging Face format",
             }
-            for one in checkpoints
+            for entry in checkpoints
         },
         "sampling": asdict(sampling) | {"samples": sampling.samples_per_question},
         "benchmarks": {
-            one.name: {"path": str(one.path.resolve()), "sha256": one.sha256, "questions": len(one.questions)}
-            for one in benchmarks
+            entry.name: {"path": str(entry.path.resolve()), "sha256": entry.sha256, "questions": len(entry.questions)}
+            for entry in benchmarks
         },
         "versions": versions_here() | {"math-verify": installed_version("math-verify")},
     }
@@ -205,7 +211,9 @@ class ValidationRun:
         # JSON is YAML.
         loop = {"name": AGENT_LOOP, "_target_": AGENT_LOOP_CLASS, "stop_token_ids": self.prompts.stop_token_ids}
         write_json(folder / AGENT_LOOPS, [loop])
-        sampling, weights, rollout = self.sampling, self.weights, ROLLOUT
+        sampling = self.sampling
+        weights = self.weights
+        rollout = ROLLOUT
         settings = {
             "hydra.run.dir": str(folder),
             VALIDATION_FOLDER: str(folder),
@@ -216,7 +224,7 @@ class ValidationRun:
             TOKENIZER_PATH: weights.tokenizer,
             VALIDATION_FILES: str(folder / QUESTIONS),
             TRAINING_FILES: str(folder / QUESTIONS),
-            LONGEST_PROMPT: self.prompts.longest,
+            LONGEST_PROMPT: self.prompts.longest_prompt,
             LONGEST_RESPONSE: sampling.max_tokens,
             f"{rollout}.n": ranks_of(self.base),
             f"{rollout}.seed": seed,
@@ -232,8 +240,10 @@ class ValidationRun:
         OmegaConf.set_struct(config, False)
         config.merge_with(OmegaConf.load(Path(__file__).with_name("validation.yaml")))
         for key, value in settings.items():
-            # A path or a chat template must not be read as an interpolation.
-            OmegaConf.update(config, key, value.replace("${", "\\${") if isinstance(value, str) else value)
+            if isinstance(value, str):
+                # A path or a chat template must not be read as an interpolation.
+                value = value.replace("${", "\\${")
+            OmegaConf.update(config, key, value)
         write_text(folder / CONFIG, OmegaConf.to_yaml(config))
 
 
@@ -241,10 +251,13 @@ def _launch(folder: Path, platform: str | None) -> None:
     """Run verl's main program on the configuration in a folder, and wait for it."""
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-path", str(folder), "--config-name", "run"]
     log = folder / LOG
+    environment = dict(os.environ)
+    if platform:
+        environment["VERL_PLATFORM"] = platform
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            env={**os.environ, **({"VERL_PLATFORM": platform} if platform else {})},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -5,6 +5,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_clipx.run.kept_values import is_hash
+
+NOTHING = "nothing"
+"""In a message, for a key that is not there."""
+
 OPEN = "???"
 """Hydra's marker for a mandatory value that is not yet set."""
 
@@ -24,11 +29,16 @@ def differences(preset: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
     """Describe the differences between a preset and a run.
 
     Args:
-        preset, run: from `analysis.runs.sameness.significant_values`; apply `filled_in` first.
+        preset, run: what is kept of `analysis.runs.sameness.significant_values`; apply `filled_in` first.
     """
-    nothing = "nothing"
-    return [
-        f"{key}: preset {preset.get(key, nothing)!r}, run {run.get(key, nothing)!r}"
-        for key in sorted(preset.keys() | run.keys())
-        if preset.get(key, nothing) != run.get(key, nothing)
-    ]
+    reasons: list[str] = []
+    for key in sorted(preset.keys() | run.keys()):
+        wanted = preset.get(key, NOTHING)
+        given = run.get(key, NOTHING)
+        if wanted == given:
+            continue
+        if is_hash(wanted) or is_hash(given):
+            reasons.append(f"{key}: the run's text is not the preset's")
+        else:
+            reasons.append(f"{key}: preset {wanted!r}, run {given!r}")
+    return reasons

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -14,13 +15,14 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_clipx.analysis.runs.folder import KEPT, RunFolder, find_runs
 from verl_clipx.analysis.runs.sameness import is_left_out, significant_values
 from verl_clipx.common.commit import commit_here
-from verl_clipx.common.files import hash_of_json, parse_json, read_bytes
+from verl_clipx.common.files import check_shape, hash_of_json, parse_json, read_bytes
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, share
 from verl_clipx.papers.tables.against_preset import as_written, differences, filled_in
 from verl_clipx.papers.tables.definition import GAIN_OF, MEAN_OF, Column, Row, Source, Table
 from verl_clipx.papers.tables.measures import NotThere, Value, evaluation_of, mean_of, measure
 from verl_clipx.papers.tables.significance import CellKey, compare_rows
 from verl_clipx.papers.versions import versions_here
+from verl_clipx.run.kept_values import bare_address, kept_configuration
 from verl_clipx.run.keys import MODEL_PATH, TRAINING_FILES
 
 # The parts of the results that rendering needs.
@@ -41,6 +43,9 @@ SHARE = "share of seeds"
 
 PresetValues = Callable[[str], Mapping[str, Any]]
 Cells = list[tuple[Row, Column]]
+
+# What the first line of a kept run must have.
+OF_KEPT_RUN = {"config_hash": str, "seed": int}
 
 
 @dataclass
@@ -98,7 +103,8 @@ class Collected:
         if not run.is_trained:
             self.missing.append(f"{name}: no .hydra/config.yaml")
             return None
-        wanted, seed = dict(self.preset_values(preset)), run.config.data.get("seed")
+        wanted = kept_configuration(self.preset_values(preset))
+        seed = run.config.data.get("seed")
         given = filled_in(wanted, run.values)
         reasons = differences({**wanted, **given}, run.values)
         if any(seed == other["seed"] for other in self.runs if other["preset"] == preset):
@@ -106,7 +112,8 @@ class Collected:
         if reasons:
             self.refuse(name, preset, reasons)
             return None
-        if run.last_step < (total := run.config.trainer.total_training_steps or 0):
+        total = run.config.trainer.total_training_steps or 0
+        if run.last_step < total:
             self.missing.append(f"{name}: trained to step {run.last_step} of {total}")
             return None
         return {
@@ -114,20 +121,22 @@ class Collected:
             "config_hash": hash_of_json(run.values, str),
             "filled_in": given,
             "steps": run.last_step,
-            "started_from": as_written(run.config, MODEL_PATH),
-            "trained_on": as_written(run.config, TRAINING_FILES),
+            "started_from": bare_address(as_written(run.config, MODEL_PATH)),
+            "trained_on": bare_address(as_written(run.config, TRAINING_FILES)),
             **_described(run),
         }
 
     def check_kept(self, name: str, run: RunFolder, preset: str) -> dict[str, Any] | None:
         """Like `check_trained`; the configuration stands in a file beside the run, by the hash in its record."""
+        check_shape(run.path, run.record, OF_KEPT_RUN, "copy the kept run again")
         made = read_configurations(run.path.parent).get(run.record["config_hash"])
         if made is None:
             short = run.record["config_hash"][:12]
             reasons = [f"config_hash: {short} is not in {CONFIGURATIONS} beside the run; make the run again"]
         else:
-            wanted = json.loads(json.dumps(self.preset_values(preset), default=str))
-            reasons = differences(wanted, {key: value for key, value in made.items() if not is_left_out(key)})
+            wanted = json.loads(json.dumps(kept_configuration(self.preset_values(preset)), default=str))
+            significant = {key: value for key, value in made.items() if not is_left_out(key)}
+            reasons = differences(wanted, kept_configuration(significant))
         if reasons:
             self.refuse(name, preset, reasons)
             return None
@@ -180,27 +189,35 @@ def collect(
         low, high, `interval` ("seeds", "share of seeds", "questions" or null), seeds, `by_seed` (each seed's number)
         and difference, in the table's unit.
     """
-    found = Collected(table, runs, preset_values or _values_of_preset)
+    collected = Collected(table, runs, preset_values or _values_of_preset)
     for source, cells in table.sources(rows):
-        found.add_source(source, cells)
-    by_seed = _with_means(table, found.by_seed)
+        collected.add_source(source, cells)
+    by_seed = _with_means(table, collected.by_seed)
     measured = _combine(table, by_seed)
     return {
         "table": table.name,
         "definition": hash_of_definition(table),
         "collected_with": {"commit": commit_here(), "versions": versions_here()},
-        "runs": found.runs,
+        "runs": collected.runs,
         "cells": [_cell(table, row, column, measured, by_seed) for row in table.rows for column in table.columns],
         "comparisons": compare_rows(table, by_seed),
-        "missing": found.missing,
-        "refused": found.refused,
+        "missing": collected.missing,
+        "refused": collected.refused,
     }
 
 
 def read_configurations(folder: Path) -> dict[str, dict[str, Any]]:
     """Read the configurations of the kept runs in a folder, by their hashes; empty if it has none."""
     path = folder / CONFIGURATIONS
-    return parse_json(gzip.decompress(read_bytes(path)), str(path)) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        text = gzip.decompress(read_bytes(path))
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: a gzip file that cannot be unpacked ({error}); copy it again") from None
+    configurations = parse_json(text, str(path))
+    check_shape(path, configurations, {str: {}}, "copy it again")
+    return configurations
 
 
 @cache
@@ -215,12 +232,15 @@ def _with_means(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[
     by_seed = dict(by_seed)
     for row in table.rows:
         for column in table.columns:
-            means = table.measure_of(row, column).get(MEAN_OF)
-            parts = [by_seed.get((row.name, name), {}) for name in means or []]
-            seeds = set.intersection(*map(set, parts)) if parts else set()
-            if seeds:
-                of_parts = {seed: mean_of([part[seed] for part in parts]) for seed in sorted(seeds)}
-                by_seed[row.name, column.name] = of_parts
+            averaged = table.measure_of(row, column).get(MEAN_OF)
+            if not averaged:
+                continue
+            parts = [by_seed.get((row.name, name), {}) for name in averaged]
+            means = {}
+            for seed in sorted(set.intersection(*map(set, parts))):
+                means[seed] = mean_of([part[seed] for part in parts])
+            if means:
+                by_seed[row.name, column.name] = means
     return by_seed
 
 
@@ -243,27 +263,52 @@ def _combine(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[Cel
 
 
 def _over_seeds(values: dict[int, Value], table: Table, collapses: bool) -> tuple[Value, str | None]:
+    """Combine a cell's numbers over its training seeds.
+
+    Args:
+        values: from a seed to its number; a single one keeps its interval over questions.
+        table: the cell's.
+        collapses: whether the numbers say which trainings collapsed.
+
+    Returns:
+        The number, and what its interval is over; None without an interval.
+    """
     means = [value.mean for value in values.values()]
     if collapses and len(means) >= MIN_SEEDS:
-        return Value(**asdict(share(sum(map(bool, means)), len(means)))).scaled(table.of_one), SHARE
-    over = "seeds" if len(means) > 1 else "questions"
-    number = Value(**asdict(estimate_over_seeds(means))) if len(means) > 1 else next(iter(values.values()))
-    return number, None if number.low is None else over
+        collapsed = share(sum(map(bool, means)), len(means))
+        return Value(**asdict(collapsed)).scaled(table.of_one), SHARE
+    if len(means) > 1:
+        number = Value(**asdict(estimate_over_seeds(means)))
+        over = "seeds"
+    else:
+        number = next(iter(values.values()))
+        over = "questions"
+    if number.low is None:
+        return number, None
+    return number, over
 
 
 def _derived(table: Table, row: Row, column: Column, means: dict[CellKey, float]) -> float | None:
+    """Compute a cell that is a gain or a difference of other cells; None if it is neither, or one of these lacks."""
     gain_of = table.measure_of(row, column).get(GAIN_OF)
     if gain_of and row.baseline:
-        ours, base = means.get((row.name, gain_of)), means.get((row.baseline, gain_of))
-        return 100 * (ours / base - 1) if ours is not None and base else None
+        ours = means.get((row.name, gain_of))
+        base = means.get((row.baseline, gain_of))
+        if ours is None or not base:
+            return None
+        return 100 * (ours / base - 1)
     if row.minus:
-        first, second = (means.get((name, column.name)) for name in row.minus)
-        return None if first is None or second is None else first - second
+        first_row, second_row = row.minus
+        first = means.get((first_row, column.name))
+        second = means.get((second_row, column.name))
+        if first is not None and second is not None:
+            return first - second
     return None
 
 
 def _cell(table: Table, row: Row, column: Column, measured: Mapping[CellKey, Any], by_seed: Mapping) -> dict[str, Any]:
-    expected, key = table.expected(row, column), (row.name, column.name)
+    expected = table.expected(row, column)
+    key = (row.name, column.name)
     cell: dict[str, Any] = {"row": row.name, "column": column.name, "expected": expected}
     if key not in measured:
         return cell
@@ -295,12 +340,12 @@ def hash_of_definition(table: Table) -> str:
     row_keys = ("name", "preset", "presets", "model", "models", "minus", "baseline", "measure", "expected")
     # By the names that the committed results were hashed with.
     column_keys = {"name": "name", "run": "variant", "preset": "preset", "measure": "measure"}
-    parts = [
-        table.unit,
-        {name: {k: v for k, v in settings.items() if k != "origin"} for name, settings in table.benchmarks.items()},
-        [{key: getattr(row, key) for key in row_keys} for row in table.rows],
-        [{key: getattr(column, name) for key, name in column_keys.items()} for column in table.columns],
-    ]
+    benchmarks = {}
+    for name, settings in table.benchmarks.items():
+        benchmarks[name] = {key: value for key, value in settings.items() if key != "origin"}
+    rows = [{key: getattr(row, key) for key in row_keys} for row in table.rows]
+    columns = [{key: getattr(column, name) for key, name in column_keys.items()} for column in table.columns]
+    parts = [table.unit, benchmarks, rows, columns]
     if table.baseline:
         parts.append(table.baseline)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

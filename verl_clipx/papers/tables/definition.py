@@ -1,6 +1,6 @@
 """Defines a table of a paper: its rows, columns and numbers, which runs fill it, and how they are evaluated."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
@@ -13,12 +13,16 @@ from verl_clipx.losses.base.refusal import did_you_mean
 DEFINITIONS = files("verl_clipx.papers.tables").joinpath("definitions")
 
 # Ways to get a number, by the key of a measure that selects each.
-BENCHMARK, VALIDATION, TIMING = "benchmark", "validation", "timing"
-MEAN_OF, GAIN_OF = "mean_of", "gain_of"
+BENCHMARK = "benchmark"
+VALIDATION = "validation"
+TIMING = "timing"
+MEAN_OF = "mean_of"
+GAIN_OF = "gain_of"
 COLLAPSE = "collapse"
 """Whether the training metric that it names collapsed: 1 or 0 for each seed, whose mean is the share that did."""
 
-LEVEL, AVERAGE = "level", "average"
+LEVEL = "level"
+AVERAGE = "average"
 """The mean of the training metric that they name, over the last tenth of the steps and over all of them."""
 
 READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING, COLLAPSE, LEVEL, AVERAGE)
@@ -222,12 +226,19 @@ class Table:
             return False
         if row.minus:
             return all(self.is_measurable(self.row(name), column) for name in row.minus)
-        if used := columns_used(measure):
-            if GAIN_OF in measure and not row.baseline:
+        used = [self.column(name) for name in columns_used(measure)]
+        if used and GAIN_OF in measure:
+            if not row.baseline:
                 return False
-            compared = [row, self.row(row.baseline)] if GAIN_OF in measure else [row]
-            return all(self.is_measurable(one, self.column(name)) for one in compared for name in used)
+            baseline = self.row(row.baseline)
+            return all(self.is_measurable(row, other) and self.is_measurable(baseline, other) for other in used)
+        if used:
+            return all(self.is_measurable(row, other) for other in used)
         return self.source_of(row, column) is not None
+
+    def count_measurable(self, rows: Iterable[Row]) -> int:
+        """Return how many cells of some rows a run could fill."""
+        return sum(self.is_measurable(row, column) for row in rows for column in self.columns)
 
     def folder_of(self, source: Source) -> str:
         """Return the path of a source's runs below the folder of all runs. All tables share a preset's runs."""

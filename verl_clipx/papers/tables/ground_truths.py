@@ -23,9 +23,15 @@ def unusable_ground_truth(config: DictConfig) -> str | None:
     if not module.startswith(PACKAGE):
         return None
     check = getattr(import_module(module.removeprefix(PACKAGE)), "check_ground_truth", None)
-    named = [OmegaConf.select(config, key) for key in (TRAINING_FILES, VALIDATION_FILES)]
-    files = [Path(file) for one in named for file in ([one] if isinstance(one, str) else one or [])]
-    for path in filter(Path.is_file, files if check else ()):
+    if check is None:
+        return None
+    files: list[Path] = []
+    for key in (TRAINING_FILES, VALIDATION_FILES):
+        named = OmegaConf.select(config, key)
+        if isinstance(named, str):
+            named = [named]
+        files += [Path(file) for file in named or []]
+    for path in filter(Path.is_file, files):
         for number, row in enumerate(read_table(path, ["data_source", "reward_model"]).to_pylist()):
             try:
                 check(row["data_source"], (row["reward_model"] or {}).get("ground_truth"))

@@ -14,6 +14,7 @@ from pandas import DataFrame
 
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run_log import read_run_log
+from verl_clipx.losses.base.method import NODE
 
 
 class MeasuredBounds(NamedTuple):
@@ -54,17 +55,17 @@ def measured_bounds(log: DataFrame) -> MeasuredBounds:
     names = [keys.EPSILON_HIGHEST, keys.EPSILON_AVERAGE]
     missing = [name for name in names if name not in log]
     if missing:
-        raise ValueError(f"the log has no {missing[0]}: give the metrics of a run with +clipx=acpo.")
+        raise ValueError(f"the log has no {missing[0]}: give the metrics of a run with +{NODE}=acpo.")
     rows = log.dropna(subset=names)
     tokens = rows[keys.of_bins("count", log)].sum(axis=1)
     average = (rows[keys.EPSILON_AVERAGE] * tokens).sum() / tokens.sum()
-    found = MeasuredBounds(float(rows[keys.EPSILON_HIGHEST].max()), float(average))
-    if not (math.isfinite(found.highest) and math.isfinite(found.average)):
+    bounds = MeasuredBounds(float(rows[keys.EPSILON_HIGHEST].max()), float(average))
+    if not (math.isfinite(bounds.highest) and math.isfinite(bounds.average)):
         raise ValueError(
-            f"the log gives no finite bounds: highest epsilon {found.highest:g}, average {found.average:g} over "
+            f"the log gives no finite bounds: highest epsilon {bounds.highest:g}, average {bounds.average:g} over "
             f"{len(rows)} steps with both. Its steps need finite epsilons and token counts ({keys.COUNTS})."
         )
-    return found
+    return bounds
 
 
 if __name__ == "__main__":

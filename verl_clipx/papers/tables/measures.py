@@ -39,9 +39,15 @@ class Value:
 
     def scaled(self, factor: float) -> "Value":
         """Return all numbers multiplied by a factor."""
-        ends = (None if number is None else number * factor for number in (self.mean, self.low, self.high))
-        by_question = self.by_question and {name: values * factor for name, values in self.by_question.items()}
-        return Value(*ends, by_question)
+        by_question = self.by_question
+        if by_question is not None:
+            by_question = {name: values * factor for name, values in by_question.items()}
+        return Value(
+            mean=self.mean * factor,
+            low=None if self.low is None else self.low * factor,
+            high=None if self.high is None else self.high * factor,
+            by_question=by_question,
+        )
 
 
 def mean_of(values: Sequence[Value]) -> Value:
@@ -53,8 +59,8 @@ def mean_of(values: Sequence[Value]) -> Value:
         return Value(mean)
     by_question: dict[str, np.ndarray] = {}
     for value in values:
-        for name, one in value.by_question.items():
-            by_question[name] = by_question.get(name, 0.0) + one / len(values)
+        for name, of_questions in value.by_question.items():
+            by_question[name] = by_question.get(name, 0.0) + of_questions / len(values)
     return Value(mean, by_question=by_question)
 
 
@@ -96,8 +102,8 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
         check_validated_questions(run, how[VALIDATION], table.benchmarks[how[VALIDATION]]["questions"])
         return Value(best_validation(run, how[VALIDATION], how["samples"]))
     metric = how["metric"] if BENCHMARK in how else f"avg@{how['samples']}"
-    found = [evaluated(table, row, run, benchmark, metric) for benchmark in table.benchmarks_of(row, column)]
-    return mean_of(found)
+    values = [evaluated(table, row, run, benchmark, metric) for benchmark in table.benchmarks_of(row, column)]
+    return mean_of(values)
 
 
 def evaluation_of(folder: Path, benchmark: str) -> EvaluationFolder:
@@ -108,22 +114,25 @@ def evaluation_of(folder: Path, benchmark: str) -> EvaluationFolder:
 def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
     """Return the highest accuracy among all validations of a training."""
     names = [f"{section}/{data_source}/acc/mean@{samples}" for section in ("val-core", "val-aux")]
-    found = [step[name] for step in run.metrics.values() for name in names if name in step]
-    if not found:
+    accuracies = [step[name] for step in run.metrics.values() for name in names if name in step]
+    if not accuracies:
         raise NotThere(f"no {names[0]} in metrics.jsonl; check that {VALIDATION_SAMPLES} is {samples}")
-    return max(found)
+    return max(accuracies)
 
 
 def check_validated_questions(run: RunFolder, data_source: str, questions: int) -> None:
     """Refuse a run whose validation file, if it exists here, has a different number of rows for a data source."""
     named = OmegaConf.select(run.config, VALIDATION_FILES)
-    paths = [Path(path) for path in ([named] if isinstance(named, str) else named or [])]
+    if isinstance(named, str):
+        named = [named]
+    paths = [Path(path) for path in named or []]
     if not paths or not all(path.is_file() for path in paths):
         return
-    sources = (source for path in paths for source in read_table(path, ["data_source"])[0].to_pylist())
-    found = sum(source == data_source for source in sources)
-    if found != questions:
-        raise ValueError(f"data.val_files: table {questions} questions of {data_source}, the files have {found}")
+    in_files = 0
+    for path in paths:
+        in_files += read_table(path, ["data_source"])[0].to_pylist().count(data_source)
+    if in_files != questions:
+        raise ValueError(f"data.val_files: table {questions} questions of {data_source}, the files have {in_files}")
 
 
 def mean_time(run: RunFolder, timers: dict[str, float], first: int, last: int) -> Value:
@@ -159,11 +168,13 @@ def evaluated(table: Table, row: Row, run: RunFolder, benchmark: str, metric: st
         ValueError: it was run with other settings, or before the training ended.
     """
     results = _checked(table, row, run, benchmark)
-    there = results["benchmarks"].get(benchmark, {})
-    found = there.get("result", {})
-    if metric not in found:
-        raise NotThere(f"evaluation/{benchmark} has no {metric}, only {', '.join(found) or 'another benchmark'}")
-    return Value(**found[metric], by_question={benchmark: np.asarray(there["values"][metric], dtype=np.float64)})
+    of_benchmark = results["benchmarks"].get(benchmark, {})
+    metrics = of_benchmark.get("result", {})
+    if metric not in metrics:
+        raise NotThere(f"evaluation/{benchmark} has no {metric}, only {', '.join(metrics) or 'another benchmark'}")
+    return Value(
+        **metrics[metric], by_question={benchmark: np.asarray(of_benchmark["values"][metric], dtype=np.float64)}
+    )
 
 
 def _checked(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str, Any]:
@@ -195,9 +206,15 @@ def wrong_settings(table: Table, row: Row, benchmark: str, config: dict[str, Any
     wanted = {"protocol": protocol_of(row, settings), "top_p": settings.get("top_p", 1.0)}
     wanted |= {key: settings[key] for key in ("samples", "temperature", "max_tokens", "questions")}
     questions = config["benchmarks"].get(benchmark, {}).get("questions")
-    found = {**config["sampling"], "protocol": config["protocol"], "questions": questions}
+    evaluated_with = {**config["sampling"], "protocol": config["protocol"], "questions": questions}
     # A table's intervals are over questions, not over clusters of them.
-    wanted["cluster"], found["cluster"] = None, config.get("cluster")
+    wanted["cluster"] = None
+    evaluated_with["cluster"] = config.get("cluster")
     if row.model and "{data}" not in row.model:
-        wanted["model"], found["model"] = row.model, config["model"]
-    return [f"{key}: table {wanted[key]!r}, evaluation {found[key]!r}" for key in wanted if wanted[key] != found[key]]
+        wanted["model"] = row.model
+        evaluated_with["model"] = config["model"]
+    return [
+        f"{key}: table {wanted[key]!r}, evaluation {evaluated_with[key]!r}"
+        for key in wanted
+        if wanted[key] != evaluated_with[key]
+    ]

@@ -57,21 +57,28 @@ def read_origins(name: str) -> dict[str, Origin]:
         FileNotFoundError: a part that the preset names does not exist.
         ValueError: a file has a defaults list or a package that this reader does not support.
     """
-    found: dict[str, Origin] = {}
+    origins: dict[str, Origin] = {}
     for origin in _merged(f"recipe/{name}"):
-        found[origin.key] = origin
-    return {origin.key: origin for origin in _of_class(found)} | found
+        origins[origin.key] = origin
+    return {origin.key: origin for origin in _of_class(origins)} | origins
 
 
-def _of_class(found: dict[str, Origin]) -> Iterator[Origin]:
+def _of_class(origins: dict[str, Origin]) -> Iterator[Origin]:
     """The defaults of the preset's method: what its group leaves to the class."""
-    chosen = found.get("clipx.method")
+    chosen = origins.get("clipx.method")
     if chosen is None or chosen.value not in METHODS:
         return
     method = METHODS[chosen.value]
     for field in fields(method):
-        if source := field.metadata.get("source"):
-            yield Origin(f"clipx.{field.name}", field.default, source, field.metadata["meaning"], _file_of(method))
+        source = field.metadata.get("source")
+        if source:
+            yield Origin(
+                key=f"clipx.{field.name}",
+                value=field.default,
+                kind=source,
+                comment=field.metadata["meaning"],
+                file=_file_of(method),
+            )
 
 
 def _file_of(method: type[Method]) -> str:
@@ -96,12 +103,11 @@ def groups_of(name: str) -> list[str]:
 
     The method comes first.
     """
-    return [
-        f"{group.removeprefix('/')}={option}"
-        for entry in _read(f"recipe/{name}")[0].defaults
-        if isinstance(entry, dict)
-        for group, option in entry.items()
-    ]
+    groups = []
+    for entry in _read(f"recipe/{name}")[0].defaults:
+        if isinstance(entry, dict):
+            groups += [f"{group.removeprefix('/')}={option}" for group, option in entry.items()]
+    return groups
 
 
 def title_of(name: str) -> str:
@@ -110,12 +116,15 @@ def title_of(name: str) -> str:
 
 
 def _merged(path: str) -> Iterator[Origin]:
+    """Yield what a part of a preset sets, in the order in which Hydra merges it; a later value wins."""
     part, file = _read(path)
     for entry in part.defaults:
-        if entry == SELF:
-            yield from (Origin(one.key, one.value, *_label(one.comment, file), file) for one in part.settings)
-        else:
+        if entry != SELF:
             yield from _merged(_path_of(entry, path))
+            continue
+        for setting in part.settings:
+            kind, comment = _label(setting.comment, file)
+            yield Origin(key=setting.key, value=setting.value, kind=kind, comment=comment, file=file)
 
 
 def _path_of(entry: Any, path: str) -> str:
@@ -151,11 +160,14 @@ def _read_file(file: str) -> Entry:
         raise ValueError(f"{file}: defaults needs {SELF}, so that the order of values is clear.")
     root = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
     head = lines[1].removeprefix("#").strip() if len(lines) > 1 else ""
-    return Entry(head, defaults, tuple(settings_of(root, values, lines)) if values else ())
+    settings = tuple(settings_of(root, values, lines)) if values else ()
+    return Entry(head, defaults, settings)
 
 
 def _label(comment: str, file: str) -> tuple[str | None, str]:
+    """Return the kind of origin that a comment names, and the comment without its label; see `Origin`."""
     match = _LABELLED.fullmatch(comment)
     if match:
         return match[1], match[2]
-    return ("method" if file.startswith("clipx/") else None), comment
+    kind = "method" if file.startswith("clipx/") else None
+    return kind, comment

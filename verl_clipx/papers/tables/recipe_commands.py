@@ -31,7 +31,7 @@ def list_presets(
         str, typer.Argument(help="List only presets whose name contains this, such as bapo/ or _near.")
     ] = "",
 ) -> None:
-    """List the presets: method, model, data, optimizer steps for each rollout batch, and the table row each fills."""
+    """List the presets. Each with method, model, data, updates a rollout batch, and the table row that it fills."""
     from verl_clipx.papers.tables.presets import preset_names
 
     names = [name for name in preset_names() if containing in name]
@@ -62,7 +62,8 @@ def summary_of(name: str) -> tuple[str, ...]:
     method = " ".join(group.removeprefix("clipx=").removeprefix("clipx/") for group in groups_of(name))
     from verl_clipx.run.keys import MODEL_PATH, TRAINING_FILES
 
-    model, data = path(MODEL_PATH).name, path(TRAINING_FILES).parent.name
+    model = path(MODEL_PATH).name
+    data = path(TRAINING_FILES).parent.name
     return name, method, model, data, str(updates_a_step(values) or ""), title_of(name)
 
 
@@ -85,7 +86,7 @@ def show(
         typer.Option("--all", help="Print the whole resolved configuration as YAML, including verl's own defaults."),
     ] = False,
 ) -> None:
-    """Show what a preset sets and where each value comes from; all other values are verl's own defaults."""
+    """Show what a preset sets, and each value's source. All other values are verl's own defaults."""
     from hydra.errors import HydraException
     from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
@@ -110,8 +111,8 @@ def show(
         for _, origin in sorted(read_origins(name).items()):
             if is_wiring(origin):
                 continue
-            found = _value(config, origin.key, resolve=False)
-            shown = origin if found == origin.value else overridden(origin)
+            value_in_run = _value(config, origin.key, resolve=False)
+            shown = origin if value_in_run == origin.value else overridden(origin)
             kind = f"[{COLOURS.get(shown.kind, 'red')}]{shown.kind or 'none'}[/]"
             value = escape(_as_text(_value(config, origin.key, resolve=True)))
             rows.append((escape(origin.key), value, kind, escape(f"{shown.comment}  ({origin.file})")))
@@ -133,7 +134,7 @@ def check(
     name: Preset,
     overrides: Annotated[list[str] | None, typer.Argument(help="Further overrides, as for the run itself.")] = None,
 ) -> None:
-    """Check that the run's reward can use the ground truths of the data files that are here; otherwise exit code 1."""
+    """Check that a reward can use the data's ground truths. Exit code 1 if it can't; only files that are here count."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 

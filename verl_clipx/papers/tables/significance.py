@@ -37,36 +37,51 @@ def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -
     Returns:
         JSON values: row, baseline, column, and the fields of `Comparison`, in which the baseline comes first.
     """
-    found = []
+    compared = []
     for row in table.rows:
         baseline = table.baseline_of(row)
         for column in table.columns:
-            ours, base = by_seed.get((row.name, column.name), {}), by_seed.get((baseline, column.name), {})
+            ours = by_seed.get((row.name, column.name), {})
+            base = by_seed.get((baseline, column.name), {})
             # A model that is only evaluated has no training seed.
             if not (ours and base) or -1 in ours or -1 in base:
                 continue
             if table.is_collapse(row, column):
-                one = compare_shares(*([bool(value.mean) for value in side.values()] for side in (base, ours)))
-                scaled = {name: table.of_one * getattr(one, name) for name in ("first", "second", "difference")}
-                one = replace(one, **scaled)
+                comparison = _compare_shares(base.values(), ours.values(), table.of_one)
             else:
-                one = _compare(list(base.values()), list(ours.values()))
-            found.append({"row": row.name, "baseline": baseline, "column": column.name, **asdict(one)})
-    return found
+                comparison = _compare(list(base.values()), list(ours.values()))
+            compared.append({"row": row.name, "baseline": baseline, "column": column.name, **asdict(comparison)})
+    return compared
+
+
+def _compare_shares(base: Iterable[Value], ours: Iterable[Value], unit: float) -> Comparison:
+    """Compare which trainings collapsed; the means are multiplied by what 1 is in the table's unit."""
+    comparison = compare_shares([bool(value.mean) for value in base], [bool(value.mean) for value in ours])
+    return replace(
+        comparison,
+        first=unit * comparison.first,
+        second=unit * comparison.second,
+        difference=unit * comparison.difference,
+    )
 
 
 def _compare(base: list[Value], ours: list[Value]) -> Comparison:
-    sides = [_stacked(side) for side in (base, ours)]
-    if None in sides or list(sides[0]) != list(sides[1]):
+    """Compare numbers over seeds and questions or, where one has no questions, over seeds alone."""
+    stacked_base = _stacked(base)
+    stacked_ours = _stacked(ours)
+    if stacked_base is None or stacked_ours is None or list(stacked_base) != list(stacked_ours):
         return compare_means([value.mean for value in base], [value.mean for value in ours])
-    return compare(*sides)
+    return compare(stacked_base, stacked_ours)
 
 
-def _stacked(side: list[Value]) -> dict[str, np.ndarray] | None:
+def _stacked(values: list[Value]) -> dict[str, np.ndarray] | None:
     """Return arrays ``[seeds, questions]`` by benchmark; None if a number has no questions."""
-    if any(value.by_question is None for value in side):
+    if any(value.by_question is None for value in values):
         return None
-    return {name: np.stack([value.by_question[name] for value in side]) for name in side[0].by_question}
+    stacked = {}
+    for benchmark in values[0].by_question:
+        stacked[benchmark] = np.stack([value.by_question[benchmark] for value in values])
+    return stacked
 
 
 def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
@@ -74,67 +89,76 @@ def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
 
     Each column's methods with the same baseline are corrected together.
     """
-    found = _corrected(results.get("comparisons", []))
-    if not found:
+    comparisons = _corrected(results.get("comparisons", []))
+    if not comparisons:
         return None
-    columns = [column for column in table.columns if any(key[1] == column.name for key in found)]
-    rows = [row for row in table.rows if any(key[0] == row.name for key in found)]
+    columns = [column for column in table.columns if any(key[1] == column.name for key in comparisons)]
+    rows = [row for row in table.rows if any(key[0] == row.name for key in comparisons)]
 
     def text(row: Row, column: Column) -> Cell:
-        one = found.get((row.name, column.name))
-        if one is None:
+        comparison = comparisons.get((row.name, column.name))
+        if comparison is None:
             return Cell("", "")
-        difference = _difference(one, table.digits_of(column))
+        difference = _difference(comparison, table.digits_of(column))
+        if comparison.verdict in (None, ALIKE):
+            return Cell(difference, "")
         # Measured numbers are printed in bold, which here marks significant differences.
-        return Cell(difference, "") if one.verdict in (None, ALIKE) else Cell("", difference)
+        return Cell("", difference)
 
     return Page(
         title=f"{table.title}: differences from the baseline",
         head=[(column.name, ()) for column in columns],
         rows=[(row.name, (), [text(row, column) for column in columns]) for row in rows],
-        below=_below(found.values(), (one["baseline"] for one in results["comparisons"])),
+        below=_below(comparisons.values(), [entry["baseline"] for entry in results["comparisons"]]),
         footnotes=[],
     )
 
 
 def _corrected(comparisons: Sequence[Mapping[str, Any]]) -> dict[CellKey, Comparison]:
+    """Return the written comparisons by cell, with Holm's p-values over those of a column with the same baseline."""
     families: dict[tuple[str, str], dict[CellKey, Comparison]] = {}
-    for one in comparisons:
-        fields = {key: value for key, value in one.items() if key not in WHICH}
-        family = families.setdefault((one["baseline"], one["column"]), {})
-        family[one["row"], one["column"]] = Comparison(**fields)
-    return {
-        key: one
-        for family in families.values()
-        for key, one in zip(family, correct_family([*family.values()]), strict=True)
-    }
+    for entry in comparisons:
+        fields = {key: value for key, value in entry.items() if key not in WHICH}
+        family = families.setdefault((entry["baseline"], entry["column"]), {})
+        family[entry["row"], entry["column"]] = Comparison(**fields)
+    corrected = {}
+    for family in families.values():
+        corrected.update(zip(family, correct_family([*family.values()]), strict=True))
+    return corrected
 
 
-def _difference(one: Comparison, digits: int) -> str:
-    difference = printed(one.difference, digits, sign="+")
-    if one.verdict is None:
+def _difference(comparison: Comparison, digits: int) -> str:
+    """Return a difference with its interval and p-value, as far as it has them."""
+    difference = printed(comparison.difference, digits, sign="+")
+    if comparison.verdict is None:
         return difference
-    interval = (
-        "" if one.low is None else f" [{', '.join(printed(end, digits, sign='+') for end in (one.low, one.high))}]"
-    )
-    return f"{difference}{interval}, {one.p_text}"
+    if comparison.low is None:
+        return f"{difference}, {comparison.p_text}"
+    low = printed(comparison.low, digits, sign="+")
+    high = printed(comparison.high, digits, sign="+")
+    return f"{difference} [{low}, {high}], {comparison.p_text}"
 
 
-def _below(found: Collection[Comparison], baselines: Iterable[str]) -> list[str]:
+def _below(comparisons: Collection[Comparison], baselines: Iterable[str]) -> list[str]:
+    """Return the lines below the page: what is subtracted, and how intervals and p-values were made."""
     lines = [f"Each row minus {' or '.join(dict.fromkeys(baselines))}."]
-    kinds = {one.over for one in found if one.low is not None}
-    of = {
+    kinds = {comparison.over for comparison in comparisons if comparison.low is not None}
+    meanings = {
         SEEDS_AND_QUESTIONS: "over training seeds and questions together",
         SEEDS: "only over training seeds where a number has no questions",
     }
-    said = [text for kind, text in of.items() if kind in kinds]
-    if said:
-        lines.append(f"95 % intervals {', '.join(said)}; not corrected for the number of methods.")
-        doubts = dict.fromkeys(caution(min(one.seeds)) for one in found if one.verdict and one.low is not None)
+    intervals = [text for kind, text in meanings.items() if kind in kinds]
+    if intervals:
+        lines.append(f"95 % intervals {', '.join(intervals)}; not corrected for the number of methods.")
+        doubts = dict.fromkeys(
+            caution(min(comparison.seeds))
+            for comparison in comparisons
+            if comparison.verdict and comparison.low is not None
+        )
         lines += [f"{doubt}." for doubt in doubts if doubt]
-    if any(one.verdict and one.low is None for one in found):
+    if any(comparison.verdict and comparison.low is None for comparison in comparisons):
         lines.append("Shares of collapsed trainings: Boschloo's exact test.")
-    if any(one.verdict for one in found):
+    if any(comparison.verdict for comparison in comparisons):
         lines.append("p: Holm's, over the methods of a column with one baseline, not over columns. Bold: p < 0.05.")
-    reasons = dict.fromkeys(one.refused for one in found if one.verdict is None)
+    reasons = dict.fromkeys(comparison.refused for comparison in comparisons if comparison.verdict is None)
     return [*lines, *(f"There is no interval and no p: {reason}." for reason in reasons)]

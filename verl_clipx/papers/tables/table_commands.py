@@ -14,9 +14,7 @@ from verl_clipx.common.terminal import TerminalConsole
 if TYPE_CHECKING:
     from verl_clipx.papers.tables.definition import Table
 
-app = typer.Typer(
-    no_args_is_help=True, help="The papers' tables: plan the runs that fill them, collect and render the results."
-)
+app = typer.Typer(no_args_is_help=True, help="The papers' tables: plan runs, collect results, print them.")
 console = TerminalConsole()
 progress_console = TerminalConsole(stderr=True)
 
@@ -41,21 +39,23 @@ def list_tables(as_json: AsJson = False) -> None:
     """List the tables, and how many of their cells a run could fill."""
     from verl_clipx.papers.tables.definition import load_table, table_names
 
-    found = [
-        {
-            "name": table.name,
-            "title": table.title,
-            "source": table.source,
-            "cells": sum(table.is_measurable(row, column) for row in table.rows for column in table.columns),
-            "presets": sum(source.preset is not None for source, _ in table.sources()),
-            "made by": "benchmarks/table_fill.py" if table.in_one_process else "plan",
-        }
-        for table in map(load_table, table_names())
-    ]
+    tables = []
+    for table_name in table_names():
+        table = load_table(table_name)
+        tables.append(
+            {
+                "name": table.name,
+                "title": table.title,
+                "source": table.source,
+                "cells": table.count_measurable(table.rows),
+                "presets": sum(source.preset is not None for source, _ in table.sources()),
+                "made by": "benchmarks/table_fill.py" if table.in_one_process else "plan",
+            }
+        )
     if as_json:
-        print_json(tables=found)
+        print_json(tables=tables)
         return
-    rows = [[escape(str(value)) for value in table.values()] for table in found]
+    rows = [[escape(str(value)) for value in table.values()] for table in tables]
     console.print_list(
         "clipx papers table plan NAME",
         ("name", "what", "source", "cells", "presets", "made by"),
@@ -83,7 +83,7 @@ def plan(
     evaluation_options: Annotated[str, typer.Option(help="Further options for every `clipx papers eval run`.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Print the commands that fill a table, without those that are done: lines for bash, or for a launcher."""
+    """Print the commands that still have to run. Each is a line for bash, or for a launcher."""
     from verl_clipx.papers.tables.table_plan import TRAIN, Places, plan_table
 
     table = _load(name)
@@ -129,7 +129,7 @@ def collect(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read the runs' numbers, refusing runs that are not the presets'. The file says what is missing."""
+    """Read the runs' numbers into a file. Refuse runs that are not the presets', and say what is missing."""
     from verl_clipx.papers.tables.collect import collect as collect_table
 
     table = _load(name)
@@ -144,10 +144,10 @@ def collect(
         write_json(out, results)
     if as_json:
         print_json(**results, file=str(out))
-        raise typer.Exit(0 if results["runs"] and not results["refused"] else 1)
+        is_complete = results["runs"] and not results["refused"]
+        raise typer.Exit(0 if is_complete else 1)
     measured = sum("mean" in cell for cell in results["cells"])
-    rows = [one for one in table.rows if not row or one.name in row]
-    possible = sum(table.is_measurable(one, column) for one in rows for column in table.columns)
+    possible = table.count_measurable([of_table for of_table in table.rows if not row or of_table.name in row])
     console.print_line(f"{measured} of {possible} cells from {len(results['runs'])} runs: {out}")
     for entry in results["refused"]:
         console.print(f"[red]refused[/] {escape(entry['folder'])}", soft_wrap=True)
@@ -181,7 +181,7 @@ def render(
     out: Annotated[Path | None, typer.Option(help="File to write; by default standard output.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a table in Markdown: expected and measured numbers, intervals, differences; empty where no run is."""
+    """Print a table in Markdown. It has the paper's and the measured numbers, intervals and differences."""
     from verl_clipx.papers.tables.collect import RESULTS, hash_of_definition
     from verl_clipx.papers.tables.render import cells_of
     from verl_clipx.papers.tables.render import render as render_table
@@ -191,21 +191,21 @@ def render(
     if results and not results.exists():
         fail(f"--results {results}: there is no such file. Make it with `clipx papers table collect {name}`")
     with failing():
-        found = None
+        read = None
         if path.exists():
-            found = read_json_object(path, {"definition": str})
-            if found["definition"] != hash_of_definition(table):
+            read = read_json_object(path, {"definition": str})
+            if read["definition"] != hash_of_definition(table):
                 raise ValueError(
                     f"{path}: the table's definition has changed since then. "
                     f"Run `clipx papers table collect {name}` again"
                 )
-            check_shape(path, found, RESULTS)
+            check_shape(path, read, RESULTS)
         if as_json:
             if out is not None:
                 fail("--json prints to standard output: leave out --out.", 2)
-            print_json(table=name, title=table.title, source=table.source, cells=cells_of(table, found))
+            print_json(table=name, title=table.title, source=table.source, cells=cells_of(table, read))
             return
-        content = render_table(table, found)
+        content = render_table(table, read)
         if out is None:
             typer.echo(content, nl=False)
         else:

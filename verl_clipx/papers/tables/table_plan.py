@@ -13,7 +13,9 @@ from verl_clipx.losses.configs_folder import configs_folder
 from verl_clipx.papers.tables.definition import Column, Row, Source, Table
 from verl_clipx.papers.tables.measures import evaluation_of, protocol_of
 
-PREPARE, TRAIN, EVALUATE = "prepare", "train", "evaluate"
+PREPARE = "prepare"
+TRAIN = "train"
+EVALUATE = "evaluate"
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,10 @@ def plan_table(table: Table, places: Places, seeds: tuple[int, ...], rows: tuple
     sources = list(table.sources(rows))
     jobs = [
         Job(
-            PREPARE,
-            entry["makes"],
-            entry["command"].replace("{data}", shlex.quote(str(places.data))),
-            (places.data / entry["makes"]).exists(),
+            kind=PREPARE,
+            label=entry["makes"],
+            command=entry["command"].replace("{data}", shlex.quote(str(places.data))),
+            done=(places.data / entry["makes"]).exists(),
         )
         for entry in table.prepare
     ]
@@ -85,10 +87,10 @@ def _run(table: Table, places: Places, source: Source, cells: list[tuple[Row, Co
     # The checkpoints may have been removed after the evaluations.
     trained = is_trained(run) or (bool(evaluations) and all(job.done for job in evaluations))
     train = Job(
-        TRAIN,
-        f"{source.preset}, seed {seed}",
-        training_command(places, source.preset, seed, run.path, _bounds(places, cells, seed)),
-        trained,
+        kind=TRAIN,
+        label=f"{source.preset}, seed {seed}",
+        command=training_command(places, source.preset, seed, run.path, _bounds(places, cells, seed)),
+        done=trained,
     )
     # Evaluations of an earlier training do not count; `clipx papers eval run` itself will refuse them.
     return [train, *(job if trained else replace(job, done=False) for job in evaluations)]
@@ -108,7 +110,8 @@ def steps_by_data(config: DictConfig) -> int | None:
     files = [Path(name).expanduser() for name in ([named] if isinstance(named, str) else named)]
     if not all(file.is_file() for file in files):
         return None
-    rows, most = sum(map(rows_in, files)), config.data.get("train_max_samples", -1)
+    rows = sum(map(rows_in, files))
+    most = config.data.get("train_max_samples", -1)
     rows = min(rows, most) if most > 0 else rows
     return rows // config.data.train_batch_size * config.trainer.total_epochs
 
@@ -153,12 +156,14 @@ def training_command(places: Places, preset: str, seed: int, run: Path, bounds: 
     if places.hardware == "cpu":
         # The check of the environment would take a third of such a run.
         variables |= {"VERL_PLATFORM": "cpu", "PREFLIGHT": "0"}
-    script, launch = f"set -eu; source {shlex.quote(str(recipes))}", f"launch {preset}"
+    script = f"set -eu; source {shlex.quote(str(recipes))}"
+    launch = f"launch {preset}"
     if bounds:
         which, metrics = bounds
         measure = f"python3 -m verl_clipx.papers.tables.measured_bounds {shlex.quote(str(metrics))} {which}"
         # As an assignment, so that a failure ends the line.
-        script, launch = f"{script}; bounds=$({measure})", f"{launch} $bounds"
+        script = f"{script}; bounds=$({measure})"
+        launch = f"{launch} $bounds"
     assignments = " ".join(f"{key}={shlex.quote(value)}" for key, value in variables.items())
     return f"{assignments} bash -c {shlex.quote(f'{script}; {launch}')}"
 
@@ -178,9 +183,9 @@ def _evaluations(table: Table, places: Places, cells: list[tuple[Row, Column]], 
             for options in (table.evaluation_options, row.evaluation_options, places.evaluation_options):
                 arguments += shlex.split(options)
             jobs[benchmark] = Job(
-                EVALUATE,
-                f"{folder.name} on {benchmark}",
-                shlex.join(arguments),
-                evaluation_of(folder, benchmark).results.exists(),
+                kind=EVALUATE,
+                label=f"{folder.name} on {benchmark}",
+                command=shlex.join(arguments),
+                done=evaluation_of(folder, benchmark).results.exists(),
             )
     return list(jobs.values())

@@ -85,14 +85,22 @@ def build_split(
     """
     prompt = prompt or definition.prompts[0]
     options = json.loads(json.dumps(options or {}))  # as they come back from the file
-    request = BuildRequest(definition.name, split, prompt, _describe_source(definition, source), limit, options)
+    request = BuildRequest(
+        dataset=definition.name,
+        split=split,
+        prompt=prompt,
+        source=_describe_source(definition, source),
+        limit=limit,
+        options=options,
+    )
     _check(definition, request)
     path = folder / f"{split}.parquet"
     if path.exists():
         record = read_record(path)
         if record is not None and record.request == request:
             return record
-        before, after = asdict(record.request) if record else {}, asdict(request)
+        before = asdict(record.request) if record else {}
+        after = asdict(request)
         changes = [f"{key}={before[key]!r}, not {after[key]!r}" for key in before if before[key] != after[key]]
         made_by = f"with {', '.join(changes)}" if record else "by something else"
         raise FileExistsError(f"{path} already exists and was made {made_by}; remove it or choose another folder")
@@ -106,7 +114,13 @@ def build_split(
             raise ValueError(
                 f"{definition.name}, {split}: no rows from {request.source}; verl cannot load an empty file"
             )
-        record = SplitRecord(request, counts.kept, counts.duplicates, counts.conflicts, counts.hash.hexdigest())
+        record = SplitRecord(
+            request=request,
+            rows=counts.kept,
+            duplicates=counts.duplicates,
+            conflicts=counts.conflicts,
+            sha256=counts.hash.hexdigest(),
+        )
         metadata = {METADATA_KEY: json.dumps(asdict(record), sort_keys=True).encode()}
         with replacing(path) as partial:
             pq.write_table(table.replace_schema_metadata(metadata), partial, row_group_size=ROWS_PER_CHUNK)
@@ -188,7 +202,8 @@ def _check(definition: DatasetDefinition, request: BuildRequest) -> None:
         raise ValueError(f"limit={request.limit} is below 1; give the number of rows to keep at most")
     if definition.generated and request.source != "generated":
         raise ValueError(f"the problems of {definition.name} are generated; leave out --from")
-    known, hints = option_names(definition), get_type_hints(definition.rows)
+    known = option_names(definition)
+    hints = get_type_hints(definition.rows)
     for key, value in request.options.items():
         if key not in known:
             raise ValueError(f"option {key!r} is unknown to {definition.name}: {', '.join(known) or 'it has none'}")

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from verl_clipx.common.command_line import end_help, fail, failing
-from verl_clipx.common.terminal import TerminalConsole, warnings_on
+from verl_clipx.common.terminal import TerminalConsole, deferring_warnings
 from verl_clipx.papers.messages import fault_of_prompt
 
 app = typer.Typer(no_args_is_help=True, help="The papers' data sets in verl's format.")
@@ -77,7 +77,7 @@ def build(
     from verl_clipx.papers.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE, TEMPLATES
     from verl_clipx.run.keys import CHAT_TEMPLATE
 
-    with failing(), warnings_on(console):
+    with failing(), deferring_warnings(console):
         definition = definition_named(name)
         options = _parse_options(option or [])
         records = []
@@ -120,7 +120,7 @@ def show(
     file: Annotated[Path, typer.Argument(help="A Parquet file in verl's schema.")],
     rows: Annotated[int, typer.Option(min=0, help="Number of rows to show, from the first.")] = 1,
 ) -> None:
-    """Show how a file was built and its first rows, prompts as the policy's chat messages."""
+    """Show how a file was built, and its first rows. Prompts are shown as the policy's chat messages."""
     from verl_clipx.common.files import parquet_file
     from verl_clipx.papers.tasks.building import read_record
 
@@ -128,7 +128,8 @@ def show(
         total = parquet.metadata.num_rows
         first = next(parquet.iter_batches(batch_size=max(min(rows, total), 1)), None)
     console.print(f"{escape(str(file))}: {total} rows", soft_wrap=True)
-    record, how = read_record(file), "not built by `clipx papers data build`"
+    record = read_record(file)
+    how = "not built by `clipx papers data build`"
     if record is not None:
         request = record.request
         how = (

@@ -44,5 +44,6 @@ def draw_distinct(
         if drawn is None or own in problems or split_of_key(own) != split:
             fruitless += 1
         else:
-            problems[own], fruitless = drawn, 0
+            problems[own] = drawn
+            fruitless = 0
     return list(problems.values())

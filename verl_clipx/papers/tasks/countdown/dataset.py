@@ -72,7 +72,15 @@ def generated_rows(
     Raises:
         ValueError: an option is out of range, or there are too few such problems.
     """
-    config = CountdownConfig(min_numbers, max_numbers, min_value, max_value, min_target, max_target, operators)
+    config = CountdownConfig(
+        min_numbers=min_numbers,
+        max_numbers=max_numbers,
+        min_value=min_value,
+        max_value=max_value,
+        min_target=min_target,
+        max_target=max_target,
+        operators=operators,
+    )
     yield from build_rows(generate_problems(config, SIZES[split] if size is None else size, seed, split), split, prompt)
 
 
@@ -94,7 +102,8 @@ def public_rows(
     records = read_records(source, hub=PUBLIC_HUB, hub_split="train")
     index = -1
     for index, record in enumerate(islice(records, first, first + count)):
-        numbers, target = record.get("nums"), record.get("target")
+        numbers = record.get("nums")
+        target = record.get("target")
         if not isinstance(target, int) or not isinstance(numbers, Sequence) or isinstance(numbers, str):
             raise ValueError(
                 f"{PUBLIC_HUB}, record {first + index}: fields {sorted(record)}; it must have an integer 'target' and "

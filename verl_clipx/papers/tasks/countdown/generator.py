@@ -142,7 +142,8 @@ def _combine(left: _Term, operator: str, right: _Term) -> _Term | None:
     )
     if value < 0:
         return None
-    level, of_right = _PRECEDENCE[operator], _PRECEDENCE[right.operator]
+    level = _PRECEDENCE[operator]
+    of_right = _PRECEDENCE[right.operator]
     left_text = f"({left.text})" if _PRECEDENCE[left.operator] < level else left.text
     # On the right of - and /, an operator of the same precedence needs parentheses too.
     needs_parentheses = of_right < level or (of_right == level and operator in "-/")

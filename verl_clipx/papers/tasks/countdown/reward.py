@@ -69,10 +69,16 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
     """See `verl_clipx.papers.tasks.reward.check_ground_truth`; the data source makes no difference."""
     decoded = decode_ground_truth(ground_truth)
     try:
-        numbers, target = list(decoded["numbers"]), decoded["target"]
+        numbers = list(decoded["numbers"])
+        target = decoded["target"]
     except (TypeError, KeyError):
-        numbers, target = [], None
-    if not numbers or not all(isinstance(one, Integral) for one in numbers) or not isinstance(target, Rational | float):
+        numbers = []
+        target = None
+    if (
+        not numbers
+        or not all(isinstance(number, Integral) for number in numbers)
+        or not isinstance(target, Rational | float)
+    ):
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): Countdown needs "
             '{"numbers": integers, "target": number}, as a mapping or as JSON'

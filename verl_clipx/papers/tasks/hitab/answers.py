@@ -110,21 +110,30 @@ def parse_number(text: str) -> Number | None:
     match = _NUMBER.fullmatch(text) if len(text) <= MAX_NUMBER_LENGTH else None
     if match is None or _JOINING.search(match["unit"]):
         return None
-    whole, fraction = match["whole"].replace(",", ""), (match["fraction"] or "")[1:]
+    whole = match["whole"].replace(",", "")
+    fraction = (match["fraction"] or "")[1:]
     if not whole and not fraction:
         return None
     value = Decimal(f"{whole or 0}.{fraction or 0}{match['exponent'] or ''}")
     if (match["sign"] == "-") != (match["inner"] == "-"):
         value = -value
     unit, percents = _PERCENT.subn(" ", match["unit"])
-    return Number(value, len(fraction), len((whole + fraction).lstrip("0")), " ".join(unit.split()), percents > 0)
+    return Number(
+        value=value,
+        decimals=len(fraction),
+        digits=len((whole + fraction).lstrip("0")),
+        unit=" ".join(unit.split()),
+        percent=percents > 0,
+    )
 
 
 def _equal(given: str, wanted: str, *, ratio: bool, rounding: bool) -> bool:
-    given, wanted = normalise_text(given), normalise_text(wanted)
+    given = normalise_text(given)
+    wanted = normalise_text(wanted)
     if given == wanted:
         return True
-    number, gold = parse_number(given), parse_number(wanted)
+    number = parse_number(given)
+    gold = parse_number(wanted)
     if number is None or gold is None or (number.unit and gold.unit and number.unit != gold.unit):
         return False
     if bool(_MAGNITUDE.search(number.unit)) != bool(_MAGNITUDE.search(gold.unit)):

@@ -113,7 +113,8 @@ def _answer_text(answer: Any) -> str:
 
 def _table_readers(folder: Path) -> dict[str, Callable[[], bytes]]:
     """Return what reads each table, by file name."""
-    unpacked, packed = folder / "tables" / "raw", folder / "tables.zip"
+    unpacked = folder / "tables" / "raw"
+    packed = folder / "tables.zip"
     if unpacked.is_dir():
         return {path.name: partial(read_bytes, path) for path in unpacked.iterdir()}
     if not packed.is_file():

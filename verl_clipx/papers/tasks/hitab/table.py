@@ -38,7 +38,8 @@ def _filled_cells(table: dict[str, Any]) -> list[list[str]]:
         raise ValueError("texts is empty")
     cells = [[_cell_text(value) for value in row] + [""] * (width - len(row)) for row in table["texts"]]
     for region in table["merged_regions"]:
-        first_row, first_column = region["first_row"], region["first_column"]
+        first_row = region["first_row"]
+        first_column = region["first_column"]
         for row in range(first_row, min(region["last_row"] + 1, len(cells))):
             for column in range(first_column, min(region["last_column"] + 1, width)):
                 cells[row][column] = cells[first_row][first_column]
@@ -60,7 +61,8 @@ def _headers(root: dict[str, Any], index: str, cells: list[list[str]]) -> tuple[
     stack = [(child, []) for child in root["children"]]
     while stack:
         node, above = stack.pop()
-        row, column = node["row_index"], node["column_index"]
+        row = node["row_index"]
+        column = node["column_index"]
         inside = 0 <= row < len(cells) and 0 <= column < len(cells[0])
         path = [*above, cells[row][column]] if inside else above
         paths[node[index]] = _join(path)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from verl_clipx.papers.tasks.knights_and_knaves.puzzle import LEAVES, Puzzle, Statement, solve, split_of, whole_key
 from verl_clipx.papers.tasks.splits import MAX_FRUITLESS_DRAWS, Split, draw_distinct
 
-MIN_PEOPLE, MAX_PEOPLE = 2, 8
+MIN_PEOPLE = 2
+MAX_PEOPLE = 8
 
 
 def generate_puzzles(people: int, count: int, seed: int, split: Split, operators: tuple[str, ...]) -> list[Puzzle]:

@@ -47,7 +47,8 @@ def _read(source: Path, split: Split, people: Container[int]) -> Iterator[tuple[
     for index, record in enumerate(local_records(path)):
         try:
             puzzle = _puzzle(record)
-            problem, solution = str(record["quiz"]), str(record["solution_text_format"])
+            problem = str(record["quiz"])
+            solution = str(record["solution_text_format"])
         except (KeyError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
             raise ValueError(
                 f"{path}, row {index}: {type(error).__name__}: {error}; is it from AR-Lopti's data/kk/instruct?"

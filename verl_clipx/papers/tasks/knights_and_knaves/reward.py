@@ -21,8 +21,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT_RIGHT, FORMAT_WRONG = 1.0, -1.0
-ANSWER_RIGHT, ANSWER_WRONG, ANSWER_MISSING = 2.0, -1.5, -2.0
+FORMAT_RIGHT = 1.0
+FORMAT_WRONG = -1.0
+ANSWER_RIGHT = 2.0
+ANSWER_WRONG = -1.5
+ANSWER_MISSING = -2.0
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
@@ -105,8 +108,8 @@ def _parse_answer(text: str, truth: Mapping[str, str]) -> dict[str, str] | None:
     if not truth or len(text) > MAX_ANSWER_LENGTH or len(_KIND_WORD.findall(text)) != len(truth):
         return None
     # The first mention of a name counts.
-    said = {name.lower(): kind.lower() for name, kind in reversed(_KIND.findall(text))}
-    return {name: said[name] for name in truth} if truth.keys() <= said.keys() else None
+    claimed = {name.lower(): kind.lower() for name, kind in reversed(_KIND.findall(text))}
+    return {name: claimed[name] for name in truth} if truth.keys() <= claimed.keys() else None
 
 
 def _parse_truth(ground_truth: Any) -> dict[str, str]:

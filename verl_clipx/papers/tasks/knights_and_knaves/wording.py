@@ -12,7 +12,8 @@ from verl_clipx.papers.tasks.templates import template_named
 _WORDS = yaml.safe_load(
     files("verl_clipx.papers.tasks.knights_and_knaves").joinpath("wording.yaml").read_text(encoding="utf-8")
 )
-NAMES, SAYINGS = _WORDS["names"], _WORDS["sayings"]
+NAMES = _WORDS["names"]
+SAYINGS = _WORDS["sayings"]
 
 
 def word_puzzle(puzzle: Puzzle, rng: random.Random) -> tuple[str, tuple[str, ...]]:
@@ -25,12 +26,12 @@ def word_puzzle(puzzle: Puzzle, rng: random.Random) -> tuple[str, tuple[str, ...
         The question in English, and the name of each person.
     """
     names = tuple(rng.sample(NAMES, len(puzzle.statements)))
-    said = " ".join(
+    statements = " ".join(
         rng.choice(SAYINGS).format(name=name, statement=word_statement(statement, names))
         for name, statement in zip(names, puzzle.statements, strict=True)
     )
     inhabitants = f"You meet {len(names)} inhabitants: {', '.join(names[:-1])}, and {names[-1]}."
-    (message,) = template_named("kk_puzzle").render(puzzle=f"{inhabitants} {said}")
+    (message,) = template_named("kk_puzzle").render(puzzle=f"{inhabitants} {statements}")
     return message["content"], names
 
 

@@ -59,7 +59,8 @@ def check_tree(tree: Any, text: str) -> None:
 
 
 def _fault_of_token(node: Any) -> str | None:
-    kind, text = _kind(node), node.getText().strip()
+    kind = _kind(node)
+    text = node.getText().strip()
     if node.symbol.type == Token.EOF or _rule(node.parentCtx) == "degree":
         return None
     if kind not in _LISTS["tokens"] and text != ",":

@@ -44,7 +44,8 @@ from verl_clipx.papers.tasks.math.accounting import check_tree, check_words
 from verl_clipx.papers.tasks.math.spelling import is_word
 
 # Inequalities that are joined describe one set of numbers.
-_OR, _AND = r"\lor ", r"\land "
+_OR = r"\lor "
+_AND = r"\land "
 
 MAX_LENGTH = 400  # characters; the longest answer among the papers' evaluation sets has 224
 MAX_DEPTH = 12
@@ -84,7 +85,8 @@ class _Grammar(_Latex2Sympy):
         return SimpleNamespace(math=lambda: tree)
 
     def convert_func(self, func: Any) -> Any:
-        outside, self.convert_degrees = self.convert_degrees, self.convert_degrees or func.start.text in _TRIGONOMETRIC
+        outside = self.convert_degrees
+        self.convert_degrees = self.convert_degrees or func.start.text in _TRIGONOMETRIC
         try:
             return super().convert_func(func)
         finally:
@@ -92,20 +94,32 @@ class _Grammar(_Latex2Sympy):
 
 
 def _spell(expression: Any) -> str:
+    """Return the name of a symbol, or of several that are multiplied, with e and i for the numbers of these names."""
     if isinstance(expression, Mul) and all(isinstance(factor, Symbol) or factor == E for factor in expression.args):
         return "".join(map(_spell, expression.args))
     return {E: "e", I: "i"}.get(expression, str(expression))
 
 
+def _have_the_same_name(gold: Any, answer: Any) -> bool:
+    """Return whether two symbols, or products of symbols, have the same name in the same letters."""
+    return _spell(gold) == _spell(answer)
+
+
 # math-verify's own compares names in small letters.
-grader.sympy_compare_symbols = lambda one, other: _spell(one) == _spell(other)
+grader.sympy_compare_symbols = _have_the_same_name
 _solve_and_compare = grader.sympy_solve_and_compare
+
+
+def _without_assumptions(equation: Equality) -> Equality:
+    """Return an equation whose unknowns may be any complex numbers."""
+    return equation.xreplace({unknown: Symbol(unknown.name) for unknown in equation.free_symbols})
 
 
 def _solve_equations(gold: Relational, answer: Relational, *precision: int) -> bool:
     """Return whether two relations have the same solutions; equations also complex ones, and at least one."""
     if isinstance(gold, Equality) and isinstance(answer, Equality):
-        gold, answer = (one.xreplace({x: Symbol(x.name) for x in one.free_symbols}) for one in (gold, answer))
+        gold = _without_assumptions(gold)
+        answer = _without_assumptions(answer)
         if not solve(gold, gold.free_symbols):
             return False
     return bool(_solve_and_compare(gold, answer, *precision))
@@ -135,22 +149,31 @@ def judge(pairs: tuple[tuple[str, str], ...], strict: bool) -> bool | None:
 
 
 def _equal(gold: str, answer: str, strict: bool) -> bool:
-    (right, unknown), (given, unknown_of_given) = _read(gold), _read(answer)
+    """Return whether an answer equals the right one; the arguments are as for `judge`.
+
+    Raises:
+        Exception: one of them cannot be read or compared.
+    """
+    right, unknown = _read(gold)
+    given, unknown_of_given = _read(answer)
     if unknown and unknown_of_given and unknown != unknown_of_given:
         return False
     # An equation between numbers, as in x = 8 = 7. The grammar wraps what it has computed, such as a common divisor.
-    if any(_differ(one.lhs.doit(), one.rhs.doit()) for one in given.atoms(Equality) if not one.free_symbols):
-        return False
+    for equation in given.atoms(Equality):
+        if not equation.free_symbols and _differ(equation.lhs.doit(), equation.rhs.doit()):
+            return False
     if right.has(Equality) != given.has(Equality) and not all(map(_name_values, (right, given))):
         return False
     right, given = _named_value(right, given), _named_value(given, right)
     if _differ(right, given):
         return False
-    if strict and len({isinstance(e, FiniteSet) for e in (right, given) if isinstance(e, Set | Tuple)}) == 2:
+    both_are_lists_or_tuples = isinstance(right, Set | Tuple) and isinstance(given, Set | Tuple)
+    if strict and both_are_lists_or_tuples and isinstance(right, FiniteSet) != isinstance(given, FiniteSet):
         return False
-    if all(isinstance(e, Expr) and e.is_number and e.is_rational and not e.is_Atom for e in (right, given)):
+    if _is_composed_rational(right) and _is_composed_rational(given):
         # math-verify rounds, also numbers of thousands of digits.
-        first, second = right.doit(), given.doit()
+        first = right.doit()
+        second = given.doit()
         if isinstance(first, Rational) and isinstance(second, Rational):
             return bool(first == second)
     # Its own time-out raises from a signal handler, which sympy may swallow. An inequality with an unknown equals the
@@ -158,6 +181,13 @@ def _equal(gold: str, answer: str, strict: bool) -> bool:
     return verify(
         right, given, allow_set_relation_comp=bool(given.free_symbols), timeout_seconds=None, raise_on_error=True
     )
+
+
+def _is_composed_rational(expression: Any) -> bool:
+    """Return whether an expression is a rational number that is still to be computed, such as 2 to the power of 9."""
+    if not isinstance(expression, Expr) or expression.is_Atom:
+        return False
+    return bool(expression.is_number and expression.is_rational)
 
 
 # The responses to one prompt share their right answer, and parsing costs more than comparing.
@@ -168,7 +198,7 @@ def _read(text: str) -> tuple[Any, Symbol | None]:
     Raises:
         ValueError: it cannot be read, or must not be, or a part of it would be dropped.
     """
-    if not is_safe(text):
+    if not is_safe_to_parse(text):
         raise ValueError("refused")
     text = _both_signs(text)
     joined = [[_parse(part) for part in alternative.split(_AND)] for alternative in text.split(_OR)]
@@ -179,24 +209,31 @@ def _read(text: str) -> tuple[Any, Symbol | None]:
         return relations[0], unknown
     if unknown is None:
         raise ValueError("not relations of one unknown")
-    return Union(*(Intersection(*(relation.as_set() for relation in parts)) for parts in joined)), unknown
+    solutions = [Intersection(*[relation.as_set() for relation in parts]) for parts in joined]
+    return Union(*solutions), unknown
 
 
 def _is_relation(value: Any) -> bool:
+    """Return whether a value is an equation or inequality, or several that hold together."""
     parts = value.args if isinstance(value, And) else [value]
     return all(isinstance(part, Relational) for part in parts)
 
 
 def _both_signs(text: str) -> str:
     r"""Return both values of `1\pm\sqrt{2}` as a list; two such signs may mean two values or four, and stay."""
-    plus, minus = (re.sub(r"\\pm(?![a-z])\s*", sign, text) for sign in "+-")
-    return text if text.count(r"\pm") != 1 else f"{plus},{minus}".replace(r"\},\{", ",")
+    if text.count(r"\pm") != 1:
+        return text
+    plus = re.sub(r"\\pm(?![a-z])\s*", "+", text)
+    minus = re.sub(r"\\pm(?![a-z])\s*", "-", text)
+    return f"{plus},{minus}".replace(r"\},\{", ",")
 
 
-def is_safe(text: str) -> bool:
-    """Return whether a text may be parsed at all, without obviously reaching the limits of time and memory.
+def is_safe_to_parse(text: str) -> bool:
+    """Return whether a text may be parsed at all: one that is not may exhaust the parser's time or memory.
 
-    It must be printable ASCII (look-alikes are compared as text), and neither long, nor deep, nor contain _REFUSED.
+    A text is safe if it consists of printable ASCII, is at most MAX_LENGTH characters long, nests brackets at most
+    MAX_DEPTH deep, and contains nothing that _REFUSED matches. Texts with other characters, which may look like ASCII,
+    are compared as text instead.
     """
     if len(text) > MAX_LENGTH or not text.isascii() or not text.isprintable() or _REFUSED.search(text):
         return False
@@ -284,21 +321,24 @@ def _is_name(side: Any) -> bool:
     return isinstance(side, Add | Mul | Abs | Tuple) and all(map(_is_name, side.args))
 
 
-def _differ(one: Any, other: Any) -> bool:
+def _differ(first_side: Any, other: Any) -> bool:
     """Return whether two expressions clearly differ in value at one point, which no simplification can change.
 
     This decides most wrong answers. math-verify would simplify their difference, which takes milliseconds to minutes.
     Words, which are symbols here, percentages and what has no value are left to it.
     """
-    if not all(isinstance(e, Expr) and not isinstance(e, Symbol) and not e.has(UnevaluatedExpr) for e in (one, other)):
+    if not all(
+        isinstance(e, Expr) and not isinstance(e, Symbol) and not e.has(UnevaluatedExpr) for e in (first_side, other)
+    ):
         return False
     try:
-        symbols = one.free_symbols | other.free_symbols
+        symbols = first_side.free_symbols | other.free_symbols
         names = sorted({symbol.name for symbol in symbols})
         # The coordinates are distinct, positive, and have no simple relation to each other.
         point = {symbol: 0.6180339887 + 0.4142135623 * names.index(symbol.name) for symbol in symbols}
-        first, second = (_evaluate(expression, point) for expression in (one, other))
-        difference, sizes = abs(first - second), (abs(first), abs(second))
+        first, second = (_evaluate(expression, point) for expression in (first_side, other))
+        difference = abs(first - second)
+        sizes = (abs(first), abs(second))
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         return False
     # math-verify counts numbers with six equal decimals as equal, and so all numbers near zero.

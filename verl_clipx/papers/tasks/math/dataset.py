@@ -42,16 +42,14 @@ def rows_of(
     """
 
     def rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Row]:
-        template, where = template_named(prompt), source or hub
-        without_answer: list[int] = []
-        in_prose: list[int] = []
+        template = template_named(prompt)
+        where = source or hub
         if where is None:
             raise ValueError(f"the set is not on the hub; give a local copy of {file}")
+        without_answer: list[int] = []
+        in_prose: list[int] = []
         if hub and file:
-            from huggingface_hub import hf_hub_download
-
-            content = read_json(source or Path(hf_hub_download(hub, file, repo_type="dataset")))
-            records = content if isinstance(content, list) else [content]
+            records = _records_of_file(source, hub, file)
         else:
             records = read_records(source, hub=hub or "", hub_split=hub_split, hub_config=hub_config)
         for number, record in enumerate(records, 1):
@@ -63,10 +61,7 @@ def rows_of(
                     f"{where}, row {number}: {type(error).__name__}: {error} in {record!s:.200}; it needs verl's "
                     f"columns, or problem or question, and answer, final_answer or solution; is it {file or hub}?"
                 ) from None
-            if answers == "any" and isinstance(truth, str) and truth.startswith("["):
-                truth = decode_ground_truth(truth)
-            stated = [final_answer(spell_answer(one)) for one in (truth if isinstance(truth, list) else [truth])]
-            stated = list(dict.fromkeys(filter(None, stated)))
+            stated = _stated_answers(truth, accepts_any=answers == "any")
             accepted = [answer for answer in stated if not is_prose(answer)]
             if not text or not stated:
                 without_answer.append(number)
@@ -74,21 +69,55 @@ def rows_of(
             if not accepted or (answers == "all" and len(accepted) < len(stated)):
                 in_prose.append(number)
                 continue
-            truth = encode_ground_truth(accepted) if answers == "any" else ", ".join(accepted)
             yield {
                 "data_source": name,
                 "prompt": template.render(problem=text),
                 "ability": "math",
-                "reward_model": {"style": "rule", "ground_truth": truth},
+                "reward_model": {
+                    "style": "rule",
+                    "ground_truth": encode_ground_truth(accepted) if answers == "any" else ", ".join(accepted),
+                },
                 "extra_info": {"index": number - 1 - len(without_answer) - len(in_prose), "split": split, **known},
             }
-        for what, numbers in (("without an answer", without_answer), ("whose answer is prose", in_prose)):
-            if numbers:
-                named = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
-                message = f"{where}: {len(numbers)} problems {what} were left out (rows {named})"
-                warnings.warn(message, stacklevel=2)
+        _warn_of_left_out(where, "without an answer", without_answer)
+        _warn_of_left_out(where, "whose answer is prose", in_prose)
 
     return rows
+
+
+def _records_of_file(source: Path | None, hub: str, file: str) -> list[Any]:
+    """Return the records of a JSON file, which is downloaded from the hub unless there is a local copy."""
+    if source is None:
+        from huggingface_hub import hf_hub_download
+
+        source = Path(hf_hub_download(hub, file, repo_type="dataset"))
+    content = read_json(source)
+    return content if isinstance(content, list) else [content]
+
+
+def _stated_answers(truth: Any, *, accepts_any: bool) -> list[str]:
+    """Return the answers that a source states for a problem, spelled as a ground truth, each once.
+
+    Args:
+        truth: what the source has: a text, a list of texts, or None.
+        accepts_any: whether a text that begins as a list is one.
+    """
+    if accepts_any and isinstance(truth, str) and truth.startswith("["):
+        truth = decode_ground_truth(truth)
+    answers = truth if isinstance(truth, list) else [truth]
+    spelled = [final_answer(spell_answer(answer)) for answer in answers]
+    return list(dict.fromkeys(filter(None, spelled)))
+
+
+def _warn_of_left_out(where: Path | str, which: str, numbers: list[int]) -> None:
+    """Warns that problems were left out, and names the first rows, which count from 1."""
+    if not numbers:
+        return
+    rows = ", ".join(map(str, numbers[:10]))
+    if len(numbers) > 10:
+        rows += ", …"
+    # As from the caller of the rows.
+    warnings.warn(f"{where}: {len(numbers)} problems {which} were left out (rows {rows})", stacklevel=3)
 
 
 def _question(messages: list[Any], role: str, content: str, user: str) -> str:

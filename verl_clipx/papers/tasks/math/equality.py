@@ -7,6 +7,7 @@ answers, and often the given one.
 
 import importlib.util
 import re
+from fractions import Fraction
 from functools import lru_cache
 
 from verl_clipx.common.extras import needs_tool
@@ -18,11 +19,16 @@ for _module in ("math_verify", "pebble"):
     if importlib.util.find_spec(_module) is None:
         raise ModuleNotFoundError(needs_tool("a reward of mathematics", _module), name=_module)
 
-_NAME, _CHOICE, _OFFER = (re.compile(SPELLINGS["patterns"][name]) for name in ("name", "choice", "offer"))
+_NAME = re.compile(SPELLINGS["patterns"]["name"])
+_CHOICE = re.compile(SPELLINGS["patterns"]["choice"])
+_OFFER = re.compile(SPELLINGS["patterns"]["offer"])
 _NAMES = {*SPELLINGS["names"].split()}
 # Not two letters, or small ones without a vowel: xy equals yx, AB is the line BA, and mgh equals ghm.
 _WORD = re.compile(r"[A-Z]{3,}|(?=.*[AEIOUYaeiouy])[A-Za-z]{3,}")
 _APPROXIMATION = re.compile(r"\s*\\(?:approx|approxeq|simeq|sim)(?![a-zA-Z])\s*")
+# A letter with an index, such as a_{12}, is a variable.
+_BASE = re.compile(r"\d\)?_|\d[A-Za-z]+\)?_\{?[1-3]\d")
+_DECIMAL = re.compile(r"\d\.\d")
 _IN_BASE = re.compile(rf"([\da-z]+)(?:_([2-9]|[12]\d|3[0-6]|{'|'.join(NUMERALS[2:])}))?")
 # The responses to one prompt often give the same answer.
 _ask = lru_cache(maxsize=8192)(processes.compare)
@@ -44,7 +50,7 @@ def is_equivalent(answer: str, *golds: str) -> bool | None:
 
 
 def equal_answers(answer: str, *golds: str) -> bool | None:
-    r"""Return the same beyond reasonable doubt, as evaluation counts it.
+    r"""Return whether an answer equals one of those that are accepted beyond reasonable doubt, as evaluation counts it.
 
     Unlike in `is_equivalent`, numbers must be exactly equal (0.333333 is not 1/3; 50\% is 0.5 and not 50). A
     number without its base equals none that has one, a decimal no symbolic expression, and an ordered pair or interval
@@ -54,31 +60,29 @@ def equal_answers(answer: str, *golds: str) -> bool | None:
 
 
 def _decide(answer: str, golds: tuple[str, ...], strict: bool) -> bool | None:
+    """Return the verdict on an answer. math-verify is asked once, about all pairs that are still open."""
     verdicts = [_compare(clean(answer), clean(gold), strict) for gold in golds]
-    pairs = tuple(verdict for verdict in verdicts if isinstance(verdict, tuple))
-    return True in verdicts or (bool(pairs) and _ask(pairs, strict))
+    if True in verdicts:
+        return True
+    open_pairs = tuple(verdict for verdict in verdicts if verdict is not False)
+    if not open_pairs:
+        return False
+    return _ask(open_pairs, strict)
 
 
 def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str]:
     """Return the verdict on two cleaned answers; if math-verify must decide, the right one and the given one."""
     if (answer + gold).count("=") == 1:
         # The name of a value, as in f(2)=5, if only one of them is an equation.
-        answer, gold = _without_name(answer), _without_name(gold)
+        answer = _without_name(answer)
+        gold = _without_name(gold)
     if not answer or not gold:
         return False
+    # Both see the other answer as it was.
     answer, gold = _without_offer(answer, gold), _without_offer(gold, answer)
-    given, right = canonical(answer), canonical(gold)
-    if given == right:
-        return True
-    if given.casefold() == right.casefold():
-        if is_word(given, right):
-            return True
-    elif _WORD.fullmatch(given) and _WORD.fullmatch(right):
-        # math-verify reads words as products of letters, so that CBA would equal ABC.
-        return False
-    letters = [text.strip("().").casefold() for text in (given, right)]
-    if letters[0] == letters[1] and (_CHOICE.fullmatch(answer) or _CHOICE.fullmatch(gold)):
-        return True
+    verdict = _compare_texts(answer, gold)
+    if verdict is not None:
+        return verdict
     values = split_units(answer, gold)
     if values is None:
         return False
@@ -88,19 +92,56 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str]:
             return False
         if _APPROXIMATION.search(answer):
             return _compare(_first_value(answer), gold, strict)
-    # A letter with an index, such as a_{12}, is a variable.
-    if re.search(r"\d\)?_|\d[A-Za-z]+\)?_\{?[1-3]\d", f"{answer} {gold}"):
-        return _compare_bases(*(canonical(_without_name(text)) for text in (answer, gold)), strict)
-    number, right_number = parse_number(answer), parse_number(gold)
+    if _BASE.search(f"{answer} {gold}"):
+        return _compare_bases(canonical(_without_name(answer)), canonical(_without_name(gold)), strict)
+    verdict = _compare_numbers(answer, gold, strict)
+    if verdict is not None:
+        return verdict
+    return gold, answer
+
+
+def _compare_texts(answer: str, gold: str) -> bool | None:
+    """Return what the answers' texts decide, as words, choices or letter by letter; None if they decide nothing."""
+    given = canonical(answer)
+    right = canonical(gold)
+    if given == right:
+        return True
+    if given.casefold() == right.casefold():
+        if is_word(given, right):
+            return True
+    elif _WORD.fullmatch(given) and _WORD.fullmatch(right):
+        # math-verify reads words as products of letters, so that CBA would equal ABC.
+        return False
+    has_choice = _CHOICE.fullmatch(answer) or _CHOICE.fullmatch(gold)
+    if has_choice and given.strip("().").casefold() == right.strip("().").casefold():
+        return True
+    return None
+
+
+def _compare_numbers(answer: str, gold: str, strict: bool) -> bool | None:
+    """Return what plain numbers among the two values decide; None if math-verify must."""
+    number = parse_number(answer)
+    right_number = parse_number(gold)
     if number and right_number:
-        if number[0] == right_number[0] or (not strict and number[1] == right_number[1]):
+        exact, without_percent = number
+        right_exact, right_without_percent = right_number
+        if exact == right_exact:
+            return True
+        if strict:
+            return False
+        if without_percent == right_without_percent:
             return True
         # math-verify rounds to six decimals, so that for it all numbers near zero are equal.
-        if strict or all(map(_differ, number, right_number)):
+        if _differ(exact, right_exact) and _differ(without_percent, right_without_percent):
             return False
-    elif strict and any(n and re.search(r"\d\.\d", text) for n, text in ((number, answer), (right_number, gold))):
-        return False
-    return gold, answer
+        return None
+    if strict:
+        # One is a decimal, and the other no plain number.
+        if number and _DECIMAL.search(answer):
+            return False
+        if right_number and _DECIMAL.search(gold):
+            return False
+    return None
 
 
 def _without_name(text: str) -> str:
@@ -110,45 +151,77 @@ def _without_name(text: str) -> str:
         return text
     letters = re.sub(r"\\[A-Za-z]+|\(.*", " ", name[0])
     # In plain letters, AB is a length and mgh a product.
-    words = re.findall("[A-Za-z]{2,}" if name[0].startswith(r"\text") else "[A-Za-z][a-z]{3,}", letters)
-    return text[name.end() :] if _NAMES.issuperset(word.lower() for word in words) else text
+    word_pattern = "[A-Za-z]{2,}" if name[0].startswith(r"\text") else "[A-Za-z][a-z]{3,}"
+    words = re.findall(word_pattern, letters)
+    if all(word.lower() in _NAMES for word in words):
+        return text[name.end() :]
+    return text
 
 
 def _without_offer(answer: str, other: str) -> str:
-    r"""Return the letter or the rest of `\textbf{(B)} 14`, of which the other answer says only one."""
+    r"""Return the part of `\textbf{(B)} 14` that the other answer speaks of: the letter, or what it stands before."""
     offer = _OFFER.match(answer)
     if not offer or _OFFER.match(other):
         return answer
-    return f"({offer[1] or offer[2]})" if _CHOICE.fullmatch(other) else answer[offer.end() :]
+    if _CHOICE.fullmatch(other):
+        return f"({offer[1] or offer[2]})"
+    return answer[offer.end() :]
 
 
 def _first_value(text: str) -> str:
     r"""Return a of `a \approx b`, or b if a is an unknown; "" if one is missing or no value, or they differ."""
     parts = _APPROXIMATION.split(text)
-    numbers = [number[0] for number in map(parse_number, parts) if number]
-    if not all(parts) or (numbers and _differ(min(numbers), max(numbers))):
+    if not all(parts):
+        return ""
+    numbers = [parse_number(part) for part in parts]
+    exact = [number[0] for number in numbers if number is not None]
+    if exact and _differ(min(exact), max(exact)):
         return ""
     if re.fullmatch("[A-Za-z]", parts[0]):
         return parts[-1]
-    return parts[0] if all(re.search(r"\d", part) for part in parts[1:]) else ""
+    if all(re.search(r"\d", part) for part in parts[1:]):
+        return parts[0]
+    return ""
 
 
-def _differ(one: float, other: float) -> bool:
-    return abs(one - other) > max(abs(one), abs(other)) / 1000
+def _differ(first: Fraction, second: Fraction) -> bool:
+    """Return whether two numbers differ by more than a thousandth of the larger one."""
+    return abs(first - second) > max(abs(first), abs(second)) / 1000
 
 
 def _compare_bases(given: str, right: str, strict: bool) -> bool:
     r"""Compare numbers such as 1,203_4, (52)_8 or 52_{\text{eight}}, whose bases math-verify would ignore."""
-    plain = (re.sub(r",(?=\d{3})|[{}]", "", text.lower()) for text in (given, right))
-    numbers = [_IN_BASE.fullmatch(re.sub(r"\((\w+)\)", r"\1", text)) for text in plain]
-    if None in numbers or numbers[0][1] != numbers[1][1]:
+    given_number = _read_in_base(given)
+    right_number = _read_in_base(right)
+    if given_number is None or right_number is None:
         return False
+    digits, given_base = given_number
+    right_digits, right_base = right_number
+    if digits != right_digits:
+        return False
+    for base in (given_base, right_base):
+        if base is not None and not _has_digits_of(digits, base):
+            return False
+    if given_base == right_base:
+        return True
     # Without its base, a number is right if the question has named the base, which evaluation cannot know.
-    bases = {str(NUMERALS.index(number[2])) if number[2] in NUMERALS else number[2] for number in numbers}
-    if any(base and not _has_digits_of(numbers[0][1], int(base)) for base in bases):
-        return False
-    return len(bases) == 1 or (None in bases and not strict)
+    return not strict and (given_base is None or right_base is None)
+
+
+def _read_in_base(text: str) -> tuple[str, int | None] | None:
+    """Return a number's digits, and its base or None if it names none; None if the text is no such number."""
+    plain = re.sub(r",(?=\d{3})|[{}]", "", text.lower())
+    match = _IN_BASE.fullmatch(re.sub(r"\((\w+)\)", r"\1", plain))
+    if match is None:
+        return None
+    digits, base = match.groups()
+    if base is None:
+        return digits, None
+    if base in NUMERALS:
+        return digits, NUMERALS.index(base)
+    return digits, int(base)
 
 
 def _has_digits_of(number: str, base: int) -> bool:
+    """Return whether each digit, 0 to 9 and then a to z, is one of this base."""
     return all(int(digit, 36) < base for digit in number)

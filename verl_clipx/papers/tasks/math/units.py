@@ -8,12 +8,20 @@ from verl_clipx.papers.tasks.math.spelling import SPELLINGS, TEXT, canonical
 _UNIT_TEXT = r"(?:\\mu\s*(?=\\\w+\s*\{\w+\}))?\\(?:text(?:bf|it|rm)?|mathrm|mbox)\s{0,4}\{(?:[^{}]|\{[^{}]*\})*\}"
 _POWER = r"\^(?:\{\s*-?\d\s*\}|-?\d)"
 _CURRENCY = re.compile(r"\A(-?)\s*(?:\\\$|(?:\\text\{\s*)?([€£¥₹])\}?|\\(?:text|mathrm)\{\s*\\?\$\s*\})\s*")
-_SHORT_NAMES, _PREFIXES, _SI = (
-    dict(pair.split("=") for pair in SPELLINGS[key].split()) for key in ("units", "prefixes", "si")
-)
-_SHORT_NAMES |= {
-    word + unit: short + name for word, short in [("", ""), *_PREFIXES.items()] for unit, name in _SI.items()
-}
+
+
+def _read_names(key: str) -> dict[str, str]:
+    """Return the pairs of a list of spellings such as "metre=m second=s"."""
+    return dict(pair.split("=") for pair in SPELLINGS[key].split())
+
+
+_PREFIXES = {"": "", **_read_names("prefixes")}
+_SI = _read_names("si")
+# From every name of a unit to its short name.
+_SHORT_NAMES = _read_names("units")
+for _prefix, _short_prefix in _PREFIXES.items():
+    for _unit, _short_unit in _SI.items():
+        _SHORT_NAMES[_prefix + _unit] = _short_prefix + _short_unit
 # Units and other words that may follow a value without changing it.
 _HARMLESS = {
     *_SHORT_NAMES,
@@ -52,9 +60,12 @@ def split_units(answer: str, gold: str) -> tuple[str, str] | None:
     both have a unit, but not the same, or what follows one answer may be more than a unit, such as a second answer or
     "squared", and differs from what follows the other.
     """
-    (answer, end), (gold, end_of_gold) = _split(answer), _split(gold)
-    unit, unit_of_gold = _standard(end), _standard(end_of_gold)
-    more, more_of_gold = (_NO_UNIT.findall(re.sub(_POWER, "", text.lower())) for text in (end, end_of_gold))
+    answer, end = _split(answer)
+    gold, end_of_gold = _split(gold)
+    unit = _standard(end)
+    unit_of_gold = _standard(end_of_gold)
+    more = _NO_UNIT.findall(re.sub(_POWER, "", end.lower()))
+    more_of_gold = _NO_UNIT.findall(re.sub(_POWER, "", end_of_gold.lower()))
     if answer.endswith("%") != gold.endswith("%") and (unit if gold.endswith("%") else unit_of_gold):
         return None
     if more != more_of_gold or (unit and unit_of_gold and unit != unit_of_gold):
@@ -67,6 +78,7 @@ def split_units(answer: str, gold: str) -> tuple[str, str] | None:
 
 
 def _split(cleaned: str) -> tuple[str, str]:
+    """Return a cleaned answer without its unit, and the unit; a sign of a currency stands before it."""
     currency = _CURRENCY.match(cleaned)
     value = _CURRENCY.sub(r"\1", cleaned)
     # After a word, a text is not a unit: north east is not north.
@@ -76,12 +88,18 @@ def _split(cleaned: str) -> tuple[str, str]:
     if currency and match and _LIST.search(value):
         return cleaned, ""  # 3 dollars and 50 cents are one value
     end = match.start() if match else len(value)
-    return value[:end], (currency[2] or "$" if currency else "") + value[end:]
+    sign = ""
+    if currency:
+        sign = currency[2] or "$"
+    return value[:end], sign + value[end:]
 
 
 def _without_letters(cleaned: str, unit: Counter[str]) -> str:
+    """Return an answer without a unit in plain letters, if it is the unit of the other answer."""
     match = _BARE_UNIT.search(cleaned)
-    return cleaned[: match.start()] if match and unit and _standard(match[0]) == unit else cleaned
+    if match and unit and _standard(match[0]) == unit:
+        return cleaned[: match.start()]
+    return cleaned
 
 
 def _standard(unit: str) -> Counter[str]:

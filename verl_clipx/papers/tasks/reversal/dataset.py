@@ -15,7 +15,8 @@ from verl_clipx.papers.tasks.templates import template_named
 CHARACTERS = string.ascii_letters
 
 # Default lengths of a text. Answers have 43 to 51 tokens, including the tags and the end token.
-MIN_LENGTH, MAX_LENGTH = 40, 48
+MIN_LENGTH = 40
+MAX_LENGTH = 48
 
 SIZES: dict[Split, int] = {"train": 4096, "test": 256}
 

@@ -18,10 +18,12 @@ from verl_clipx.papers.tasks.tiny_policy.warm_start import Example, WarmStartCon
 MODEL = ModelConfig(hidden_size=64, intermediate_size=192, num_layers=2, max_length=256)
 
 # Short texts teach reversal in a third of the time that long ones would take. Long ones then teach length.
-SHORT, LONG = (2, 14), (12, MAX_LENGTH)
+SHORT = (2, 14)
+LONG = (12, MAX_LENGTH)
 SHORT_FIT = WarmStartConfig(steps=200, batch_size=48, learning_rate=4e-3, model=MODEL)
 LONG_FIT = WarmStartConfig(steps=400, batch_size=16, learning_rate=3e-3, model=MODEL)
-SHORT_FITS, LONG_FITS = 5, 3
+SHORT_FITS = 5
+LONG_FITS = 3
 
 # The last fit teaches carelessness. Training then only has to restore a skill that the policy has, and every token of a
 # rollout batch contributes to the same lesson, so that a run of a minute can show progress.
@@ -68,7 +70,8 @@ def main(
     """
 
     def prepare() -> tuple[Path, list[Row]]:
-        short, long = build_examples(8000, seed, *SHORT), build_examples(6000, seed, *LONG)
+        short = build_examples(8000, seed, *SHORT)
+        long = build_examples(6000, seed, *LONG)
         last = build_examples(6000, seed, min_length, max_length, carelessness)
         fits = [(short, replace(SHORT_FIT, seed=seed + part)) for part in range(SHORT_FITS)]
         if max_length > SHORT[1]:

@@ -53,6 +53,6 @@ def common_length(first: str, second: str) -> int:
     every = (1 << len(first)) - 1
     open_places = every
     for character in second:
-        found = open_places & places.get(character, 0)
-        open_places = ((open_places + found) | (open_places - found)) & every
+        places_of_character = open_places & places.get(character, 0)
+        open_places = ((open_places + places_of_character) | (open_places - places_of_character)) & every
     return len(first) - open_places.bit_count()

@@ -64,7 +64,8 @@ def mean_scores(
         folder: a model with its tokenizer, in Hugging Face format.
         rows: at least one.
     """
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     responses = sample_responses(model, tokenizer, [row["prompt"] for row in rows], seed, max_new_tokens=max_new_tokens)
     pairs = zip(rows, responses, strict=True)
     scores = [reward(row["data_source"], text, row["reward_model"]["ground_truth"]) for row, text in pairs]

@@ -142,7 +142,8 @@ def fit(
     for _ in track(range(config.steps), "Warm start", console=TerminalConsole(stderr=True)):
         while len(order) < config.batch_size:
             order = torch.cat([order, torch.randperm(len(examples), generator=generator)])
-        rows, order = order[: config.batch_size], order[config.batch_size :]
+        rows = order[: config.batch_size]
+        order = order[config.batch_size :]
         width = int((input_ids[rows] != tokenizer.pad_token_id).sum(1).max())
         batch = input_ids[rows, :width]
         logits = model(input_ids=batch, attention_mask=(batch != tokenizer.pad_token_id).long()).logits
