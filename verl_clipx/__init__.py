@@ -22,6 +22,7 @@ _PUBLIC = {
     "FixedBounds": "verl_clipx.losses.methods",
     "Bounds": "verl_clipx.losses.methods",
     "Tokens": "verl_clipx.losses.base.tokens",
+    "Width": "verl_clipx.losses.base.width",
     # Its parameters, and the values that they take.
     "parameter": "verl_clipx.losses.base.parameters",
     "number": "verl_clipx.losses.base.parameters",

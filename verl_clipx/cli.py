@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,7 +25,8 @@ from verl_clipx.common.command_line import (
     print_json,
     working,
 )
-from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
+from verl_clipx.common.pages import say_where_pages_are
+from verl_clipx.common.terminal import TerminalConsole, deferring_warnings, print_plain, with_whole_output
 from verl_clipx.common.verl_version import installed_version
 
 BEFORE = "Before a run"
@@ -104,7 +106,7 @@ def clipx(
 def demo(
     out: Annotated[Path, typer.Option(help="The folder to write the page and the two runs to.")] = Path("clipx-demo"),
 ) -> None:
-    """Show what this project is about. Writes two small runs and their finished page; needs neither torch nor verl."""
+    """Show what clipping does in two small runs. Write them and their finished page; needs neither torch nor verl."""
     from verl_clipx.analysis.demo.files import describe, write_demo
 
     with failing():
@@ -123,12 +125,12 @@ def demo(
     ),
 )
 def doctor(
-    verbose: Annotated[bool, typer.Option("--verbose", help="Print all that was found, a line for each.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print every finding, also the good ones.")] = False,
     ray: Annotated[bool, typer.Option(help="Also look inside a Ray worker (starts a small cluster).")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Check this environment. The exit code is 1 if a run would fail here."""
-    from verl_clipx.training.doctor import GPU_CHECKS, examine, lines_of
+    """Check whether a run would work here. The exit code is 1 if it would fail."""
+    from verl_clipx.training.doctor import GPU_CHECKS, IN_A_JOB, examine, lines_of
 
     colours, groups = {"ok": "green", "warning": "yellow", "error": "red"}, []
     with messages_console().status("looking at versions") as status:
@@ -142,6 +144,7 @@ def doctor(
             for level, line in lines_of(group, findings, verbose=verbose):
                 console.print(f"[{colours[level]}]{level:8}[/]{escape(line)}", soft_wrap=True)
         print_plain(GPU_CHECKS)
+        print_plain(IN_A_JOB)
     raise typer.Exit(any(part.level == "error" for _, findings in groups for part in findings))
 
 
@@ -164,6 +167,7 @@ def methods(
 ) -> None:
     """List the methods, or the parameters of one."""
     sys.path.insert(0, "")
+    from verl_clipx.losses.groups import SWAP_GUARD, swap_by
     from verl_clipx.run.listing import describe_methods, markdown_table, parameter_row
 
     if markdown:
@@ -177,12 +181,14 @@ def methods(
     if name is None:
         rows = [(of["loss_mode"] or "", of["summary"], of["source"], ", ".join(of["groups"])) for of in descriptions]
         headings = ("method", "what it does", "source", "groups")
-        console.print_list("methods: +clipx=<group>", headings, [list(map(escape, row)) for row in rows])
+        console.print_list(f"methods: +clipx=<group> {SWAP_GUARD}", headings, [list(map(escape, row)) for row in rows])
         return
     (method,) = descriptions
     groups = ", ".join(method["groups"]) or f"+clipx=custom clipx.function={name}"
     console.print(f"[bold]{method['name']}[/]: {escape(method['summary'])}\n{escape(method['source'])}")
     console.print_line(f"Groups: {groups}")
+    if method["groups"]:
+        console.print_line(f"In a command of verl's: {swap_by(method['groups'][0])}")
     headings = ("parameter", *(f"+clipx={group}" for group in method["groups"] or ["custom"]))
     for title, of_every_method in ((f"parameters of {method['name']}", False), ("of every method", True)):
         parts = [part for part in method["parameters"] if part["of_every_method"] == of_every_method]
@@ -224,7 +230,7 @@ def metrics(
     epilog=end_help(
         reads="what the command itself reads: verl's configuration, the groups, and the script that starts verl",
         examples=(
-            "clipx explain -- python -m verl.trainer.main_ppo +clipx=acpo",
+            "clipx explain -- python -m verl.trainer.main_ppo +clipx=acpo clipx.scope=mini_batch",
             "clipx explain --json -- bash recipes/quickstart/run_sums_pretrained_cpu.sh",
         ),
     ),
@@ -238,12 +244,12 @@ def explain(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a command would train, and what stops it.
+    """Show what a command would train, and what stops it.
 
-    The command runs until verl has its configuration and would start Ray.
+    The command runs until verl has its configuration and would start Ray. Nothing is trained.
 
     Stand-ins replace ray, sbatch, srun, ssh, docker, kubectl, pip, curl, rm, mv and a few more. Everything else in a
-    script runs: this is no sandbox, so don't explain a script that you would not run.
+    script does run, so don't explain a script that you would not run.
     """
     from verl_clipx.run.explain import explain as explain_command
 
@@ -273,27 +279,39 @@ def explain(
 def check_loss(
     function: Annotated[str, typer.Argument(help="A loss of your own, as package.module:name.")],
 ) -> None:
-    """Check a loss of your own against the contract that every loss keeps."""
+    """Check a loss of your own. The losses of this package pass the same checks."""
     sys.path.insert(0, "")
-    from verl_clipx.losses.contract.runner import UNSEEN, check_method
-    from verl_clipx.run.config import build
+    from verl_clipx.losses.contract.child import EndedEarly, in_child
 
-    with failing():
-        method = build(function=function).method
     colors, failed = {"kept": "green", "failed": "red", "skipped": "yellow", "remark": "yellow"}, False
-    for check, outcome, why in check_method(method):
-        failed |= outcome == "failed"
-        because = f"\n  {escape(why)}" if why else ""
-        # Paths must not be cut at the terminal's width.
-        console.print(f"[{colors[outcome]}]{outcome:7}[/] {check}{because}", soft_wrap=True)
+    try:
+        for check, outcome, why in in_child(lambda: checks_of(function)):
+            failed |= outcome == "failed"
+            because = f"\n  {escape(why)}" if why else ""
+            # Paths must not be cut at the terminal's width.
+            console.print(f"[{colors[outcome]}]{outcome:7}[/] {check}{because}", soft_wrap=True)
+    except EndedEarly as error:
+        fail(f"clipx.function={function!r}: {error}")
+    except ValueError as error:
+        fail(error)
+    from verl_clipx.losses.contract.runner import UNSEEN
+
     console.print(UNSEEN, soft_wrap=True)
     raise typer.Exit(failed)
+
+
+def checks_of(function: str) -> Iterator[tuple[str, str, str]]:
+    """Yields each check of a loss with its outcome and why; imports the module of the loss."""
+    from verl_clipx.losses.contract.runner import check_method
+    from verl_clipx.run.config import build
+
+    yield from check_method(build(function=function).method)
 
 
 @app.command(
     rich_help_panel=AFTER,
     epilog=end_help(
-        reads="metrics.jsonl and clipx_run.json in the run's folder, or the one log that you name",
+        reads="metrics.jsonl and metrics.run.json in the run's folder, or the one log that you name",
         examples=(
             "clipx diagnose runs/acpo",
             "clipx diagnose runs/acpo --fail-on trend",
@@ -303,33 +321,37 @@ def check_loss(
 def diagnose(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="A run's folder, the file of its log, or wandb://entity/project/run; or two, to compare."),
+        typer.Argument(
+            help="A run's folder, its log (.log, .csv, .jsonl, …), or wandb://entity/project/run. Name two to compare."
+        ),
     ],
     fail_on: Annotated[
         list[str] | None,
-        typer.Option(help="Exit code 3 on this rule's finding, or on those of a kind or graver: fact, trend, remark."),
+        typer.Option(
+            help="Exit with 3 on a finding of this rule, or of this kind or a graver one: fact, trend, remark."
+        ),
     ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Name the rules that could not be checked, and what each lacks.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what went wrong in a run. From which step on, what shows it, and what to do.
+    """Find what went wrong in a run. Each finding has its first step, the evidence, and what to do.
 
-    Of two runs it also says where the second leaves the first.
+    Of two runs it also says where the second departs from the first.
 
-    Exit code 3 if --fail-on was found, 1 if it can't be checked or a run can't be read, else 0.
+    Exit code 3 if a finding matches --fail-on, 1 if that can't be checked or a run can't be read, else 0.
     """
-    from verl_clipx.analysis.diagnose.command import FAILED, content_of, fails, lines_of
+    from verl_clipx.analysis.diagnose.command import FAILED, fails, findings_as_json, lines_of
     from verl_clipx.analysis.diagnose.parting import part, say_where
     from verl_clipx.analysis.runs.folder import read_run
 
     if len(runs) > 2:
         fail(f"{len(runs)} runs: name one, or two to compare.", 2)
-    with failing(), warnings_on(messages_console()):
+    with failing(), deferring_warnings(messages_console()):
         read = [read_run(run) for run in runs]
         parting = part(*read) if len(runs) == 2 else None
-        said = [content_of(run) if as_json else list(lines_of(run, verbose=verbose)) for run in read]
+        said = [findings_as_json(run) if as_json else list(lines_of(run, verbose=verbose)) for run in read]
         failed = [fails(run, fail_on or []) for run in read]
     if as_json:
         named = [{"run": str(run), **content} for run, content in zip(runs, said, strict=True)]
@@ -352,18 +374,20 @@ def diagnose(
     ),
 )
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Of each run, its folder or the file of its log.")],
+    runs: Annotated[list[Path], typer.Argument(help="The runs, each by its folder or the file of its log.")],
     out: Annotated[Path, typer.Option(help="The folder for report.html, figures and numbers.")],
-    title: Annotated[str | None, typer.Option(help="Above the page; by default it names what is compared.")] = None,
+    title: Annotated[
+        str | None, typer.Option(help="Above the page; by default the most serious finding, or else what was clipped.")
+    ] = None,
     baseline: Annotated[
         str | None,
         typer.Option(help="The run or the method that rewards are compared with: by default GRPO, or else the first."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Write the page anew until the runs end, or Ctrl-C.")
+        bool, typer.Option("--follow", help="Rewrite the page until the runs end, or you press Ctrl-C.")
     ] = False,
 ) -> None:
-    """Compare runs on a page. It shows what their clipping did, in figures and numbers."""
+    """Compare runs on one page. It shows what their clipping did, in figures and numbers."""
     from verl_clipx.analysis.report import follow as following
     from verl_clipx.analysis.report.page import PAGE, write_report
 
@@ -376,14 +400,16 @@ def report(
             now = time.strftime("%H:%M:%S")
             console.print_line(f"{out / PAGE}: written at {now}")
 
-    with failing(), warnings_on(console):
+    with failing(), deferring_warnings(console):
         if follow:
             with contextlib.suppress(KeyboardInterrupt):
-                following.follow(runs, write, lambda why: console.print(f"waiting: {why}", markup=False))
+                following.follow_runs(runs, write, lambda why: console.print(f"waiting: {why}", markup=False))
         else:
             write(False)
     for finding in findings:
         console.print(f"[bold]{escape(finding.head)}[/] {escape(finding.text)}", highlight=False)
+    if any("See docs/" in finding.text for finding in findings):
+        console.print_line(say_where_pages_are())
     console.print_line(f"{out / PAGE}")
 
 
@@ -401,21 +427,23 @@ def replay(
     run: Annotated[Path, typer.Argument(help="A run with traces: its folder or the file of its log.")],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="+clipx=acpo clipx.alpha=1,2 +clipx=bapo … ; without any, the run's own."),
+        typer.Argument(help="The methods, such as +clipx=acpo clipx.alpha=1,2 +clipx=bapo; by default the run's own."),
     ] = None,
-    step: Annotated[int | None, typer.Option(help="The step; by default the last traced one with advantages.")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="The step; by default the last one with traces and advantages.")
+    ] = None,
     as_json: AsJson = False,
-    tokens: Annotated[int, typer.Option(min=0, help="Tokens whose gradient appears or goes, in --json.")] = 200,
+    tokens: Annotated[int, typer.Option(min=0, help="How many changed tokens --json lists.")] = 200,
 ) -> None:
-    """Apply other methods to the tokens that a run traced. What would each clip, and which tokens would change?"""
+    """Apply other methods to the tokens of a run. Show what each would clip, and which tokens would change."""
     sys.path.insert(0, "")
     from verl_clipx.analysis.replay.command import replay_run
-    from verl_clipx.analysis.replay.output import content_of, print_replayed
+    from verl_clipx.analysis.replay.output import print_replayed, replayed_as_json
 
     with failing():
         result = replay_run(run, settings or [], step=step)
         if as_json:
-            print_json(**content_of(result, tokens))
+            print_json(**replayed_as_json(result, tokens))
         else:
             print_replayed(console, result)
 
@@ -432,21 +460,22 @@ def replay(
 )
 def certify(
     runs: Annotated[
-        list[str], typer.Argument(help="The runs of two arms, with the word vs between them.", metavar="RUNS vs RUNS")
+        list[str],
+        typer.Argument(help="Runs of the first arm, the word vs, runs of the second.", metavar="RUNS vs RUNS"),
     ],
     vary: Annotated[
         list[str] | None,
-        typer.Option(help="A key, or a pattern of keys, in which the arms should differ; by default the loss's."),
+        typer.Option(help="A key that should differ between the arms, or a pattern of keys; by default the loss's."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether two arms of runs may be compared.
+    """Check whether two groups of runs may be compared.
 
-    Exit code 0 if every question passed, 1 if one failed, 3 if some have no evidence in these runs.
+    Exit code 0 if every question passed, 1 if one failed, 3 if these runs have no evidence for some.
     """
     from verl_clipx.analysis.certify import certify as command
 
-    with failing(), warnings_on(messages_console()):
+    with failing(), deferring_warnings(messages_console()):
         answers = command.certify(runs, vary or [])
     if as_json:
         print_json(answers=[asdict(answer) | {"verdict": answer.verdict.value} for answer in answers])
@@ -474,13 +503,13 @@ def recompute(
     step: Annotated[list[int] | None, typer.Option(help="A traced step, or several; by default all.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which weights sampled a run's traced tokens. Scores them with checkpoints.
+    """Find out which weights sampled a run's tokens. Scores its traced tokens with checkpoints.
 
     Exit code 0 if it is the version that the trace says, 1 if it is not, 3 if these checkpoints don't decide it.
     """
     from verl_clipx.analysis.recompute import recompute as command
 
-    with failing(), warnings_on(messages_console()), working("scoring the traced tokens"):
+    with failing(), deferring_warnings(messages_console()), working("scoring the traced tokens"):
         answers = command.recompute(run, checkpoints, step or [])
     if as_json:
         print_json(answers=[asdict(answer) | {"verdict": answer.verdict} for answer in answers])

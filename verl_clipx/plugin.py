@@ -54,9 +54,9 @@ def _register_resolvers(omegaconf: ModuleType) -> None:
     from verl_clipx.training.cpu import check_platform
 
     def run(*, _root_):
-        from verl_clipx.run.resolve import facts_node
+        from verl_clipx.run.resolve import handover_node
 
-        return facts_node(_root_)
+        return handover_node(_root_)
 
     omegaconf.OmegaConf.register_new_resolver("clipx_platform", check_platform, replace=True)
     omegaconf.OmegaConf.register_new_resolver("clipx_run", run, replace=True)
@@ -116,7 +116,7 @@ HOOKS = (
     # A worker of agent loops: +clipx/rollout=seeded names one of ours. With any other the call is verl's.
     ("verl.experimental.agent_loop.agent_loop", _wrap("AgentLoopWorker.__init__", _register_agent_loop)),
     # The trainer's process. Without a clipx node they call verl's function and return what it returns.
-    ("verl.utils.metric", _wrap("reduce_metrics", _imported("training.trainer.hooks", "hear_worker"))),
+    ("verl.utils.metric", _wrap("reduce_metrics", _imported("training.trainer.hooks", "take_worker_messages"))),
     ("verl.utils.tracking", _wrap("Tracking.__init__", _imported("training.trainer.hooks", "open_logs"))),
     # Every trainer imports this function by name, which it does once this module is there.
     ("verl.trainer.ppo.metric_utils", _wrap("compute_data_metrics", _imported("training.trainer.hooks", "add_health"))),

@@ -24,8 +24,9 @@ _json_of: ContextVar[str | None] = ContextVar("_json_of", default=None)
 
 
 def _remember(context: typer.Context, as_json: bool) -> bool:
-    words = context.command_path.removeprefix(context.find_root().command_path)
-    _json_of.set(words.strip() if as_json else None)
+    """Keeps which command was asked for JSON, so that its failure is JSON too; returns the option's value."""
+    command = context.command_path.removeprefix(context.find_root().command_path).strip()
+    _json_of.set(command if as_json else None)
     return as_json
 
 

@@ -197,6 +197,8 @@ def check_shape(
     """Refuses what is not of a shape.
 
     Args:
+        path: where the content is from, for the message.
+        content: what is checked.
         shape: what the object must have: by key a type, the shape of an object, or a list of the one shape that its
             entries have; under the key `str`, that of every value. Further keys are free.
         remedy: what to do about a file that is not of the shape.
@@ -211,7 +213,11 @@ def check_shape(
 
 def _misfit(value: Any, shape: Any, where: str) -> str | None:
     """Says where a value is not of a shape; None if it is."""
-    kind = dict if isinstance(shape, Mapping) else list if isinstance(shape, list) else shape
+    kind = shape
+    if isinstance(shape, Mapping):
+        kind = dict
+    elif isinstance(shape, list):
+        kind = list
     if not isinstance(value, kind):
         return f"{where or 'it'} is {value!s:.60}, not of the type {getattr(kind, '__name__', kind)}"
     parts: Iterable[tuple[Any, Any, Any]] = ()
@@ -275,12 +281,15 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> "pyarrow.Tab
 
 
 def _check_kind(path: Path) -> None:
+    """Raises ValueError if a path is there and is no file."""
     # Opening a pipe would wait for a writer, and the error for a folder does not say what was expected.
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path}: {'a folder' if path.is_dir() else 'a device or pipe'}, not a file")
+        kind = "a folder" if path.is_dir() else "a device or pipe"
+        raise ValueError(f"{path}: {kind}, not a file")
 
 
 def _reach_the_disk(path: Path) -> None:
+    """Waits until a file's content, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

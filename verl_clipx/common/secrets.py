@@ -1,226 +1,286 @@
-"""Credentials in configurations, commands and messages: known by the names of keys and by their form, never shown.
+"""Blanks out credentials in what is echoed: a run's line, explanations, messages.
 
-Both are our own. Scanners' rules, such as gitleaks' and kingfisher's, know providers' tokens and neither the keys of a
-configuration nor a command line; on PyPI they are binaries of 20 MB, and detect-secrets reads source code.
-A token of lower-case letters alone, under no key that names a credential, may look like words, and then stays, as a
-value that looks like a variable or a call does.
+A credential is known by what it stands under, a key, a variable or an option that names one, by the beginning that its
+provider gives it, or by its place in an address. Nothing is guessed from the letters of a value. What is kept in a
+run's record goes another way, `run.kept_values`.
 """
 
 import re
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
-from urllib.parse import unquote
 
 REDACTED = "[redacted]"
 
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-# Not the plural of anything here: a text has tokens, and a key ends with pass.
-_PLURAL = ("tokens", "pass", "access", "sas", "eos", "bos", "cls")
-# In the words of a key, in lower case and each in the singular: what names a credential,
-_NAMES = re.compile(
-    r"(?:password|passwd|passphrase|passcode|secret|credential|authorization|(?:api|access|auth)key)\b"
-    r"|\b(?:cookie|webhook|connection string|sas ur[il])\b|(?:\b(?:auth|bearer|pwd|pat)|(?:auth|access|api|hf)token)$"
-    r"|\b(?:api|access|account|storage|secret|private|signing|encryption|license|session|ssh|deploy|shared|master|wandb)"
-    r" key\b"
-    r"|\b(?:auth|access|hf|hub|bearer|refresh|session|id|git\w+|bot|api|sas|wandb|personal|security|private) tokens?$"
+# How the tokens of providers begin, and signed JSON tokens.
+PREFIX = re.compile(
+    r"(?:sk-ant-|sk-proj-|sk-or-|[sr]k_live_|gsk_|xai-|nvapi-|pplx-|pcsk_|lsv2_pt_|gh[opsur]_|github_pat_|glpat-"
+    r"|xox[abeprs]-|xapp-|AKIA|ASIA|AIza|ya29\.|GOCSPX-|npm_|pypi-|dop_v1_|SG\.|dckr_pat_|dapi(?=[0-9a-f]{8})|tskey-"
+    r"|hvs\.|ntn_|lin_api_|figd_|NRAK-|AGE-SECRET-KEY-|wandb_v\d_|eyJ)[\w.~+-]{8}"
+    r"|whsec_|(?:hf_(?:oauth_|jwt_)?|api_org_|sk-)[A-Za-z0-9]{16}"
 )
-# what does so where its value is a text, but for a token of a text and a pass of an update,
-_NAMES_TEXT = re.compile(
-    r"^(?!.*\b(?:pad|[ebs]os|unk|cls|sep|mask|stop|start|end|begin|special|image|video|audio|tool|think|text|new|max|min"
-    r"|num|per|first|second|last|next|extra|forward|backward|single|one|two|all|lopti|token|update|train|eval|of|by) )"
-    r".*(?: (?:token|pass)|(?:db|smtp|user)pass)$"
+# The words at the end of a name whose value is a credential, in lower case and in the singular.
+NAMES = re.compile(
+    r"(?:password|passwd|passphrase|passcode|secret|credential|authorization|cookie|webhook|connection string"
+    r"|(?:^| )(?:bearer|pwd|pat|auth)|(?:db|smtp|user|pg) ?pass|(?:api|access|auth)key"
+    r"| ?\b(?:api|access|account|storage|secret|private|signing|encryption|license|session|ssh|deploy|shared|master"
+    r"|wandb) key(?: id| base)?|(?:auth|access|api|hf|sas)token"
+    r"|(?:^|\b(?:auth|access|hf|hub|bearer|refresh|session|id|git\w*|bot|api|sas|wandb|personal|security|private|vault"
+    r"|npm|job|jwt|slack|http) )token|(?:auth|access|hf|api) tokens)(?: (?:file|value|ur[il]))?$"
 )
-# and what names a hash or an id, which stays if it is hexadecimal.
-_NAMES_HASH = re.compile(
-    r"\b(?:commit|rev(?:ision)?|sha|hashe?|digest|md|checksum|snapshot|head|blob|tree|resolve|u?u?id|policy|protocol"
-    r"|definition|rule)\b"
+WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+# Words that end with s in the singular, and one that is no credential in the plural: a text has tokens.
+WITH_S = ("pass", "access", "sas", "tokens")
+# What is longer is no name.
+LONGEST_NAME = 120
+# What a text consists of: words, blanks, and single marks.
+PIECE = re.compile(r"[\w.%+~-]+|\s+|.", re.DOTALL)
+QUOTES = ("'", '"')
+# Where a value without quotes ends.
+ENDS = (*QUOTES, ",", "&", "{", "}", "(", ")", "]", ";", "<", ">", "|", "`")
+# Values that are none, and words that stand for one in a program.
+NOTHING = ("none", "null", "true", "false", "int", "str", "bytes", "read", "write")
+# Names in the query of a signed address, whatever they mean elsewhere.
+SIGNATURES = ("sig", "signature", "x-amz-signature", "x-amz-credential", "x-goog-signature", "x-goog-credential")
+# Words before a credential in a header.
+SCHEMES = ("basic", "bearer", "token")
+# Addresses by which whoever knows them can post.
+WEBHOOKS = re.compile(
+    r"hooks\.slack\.com|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w-]+\.webhook\.office\.com|api\.telegram\.org/bot"
+    r"|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot|qyapi\.weixin\.qq\.com/cgi-bin/webhook"
 )
-# What is no value but stands for one: a shell's variable or command (a default in it is looked at by itself), an array,
-# a call or a type in a program, a permission of GitHub's.
-_STANDS_FOR = re.compile(
-    r"\W*(?:\$(?:[A-Z][A-Z0-9_]*(?:[/$].*)?|[a-z_]*(?:token|secret|password|key)|\(.*)?|write|read|[|>][-+]?|(?:int|str)\b.*)"
-    r"|\s?=\s?\([a-z_.]+| = [a-z_.]+\(.*"
-)
-# In an object that names a credential, the keys of its name and of its value.
-_NAMING, _NAMED = re.compile("name|key|var|header", re.I), re.compile("val|content|literal|data", re.I)
-# What a search may begin at any place ends within so many characters: otherwise a text of letters alone takes a time
-# that grows with the square of its length.
-_LONG = 1000
-_NAME, _QUOTE = r"(?P<name>[\w.%+-]{0,120}\w)", r"\\{0,8}[\"']"
-_VALUE = (
-    rf"(?P<value>(?P<quote>{_QUOTE})(?:(?!(?P=quote))(?:\\.|[^\n])){{0,{_LONG}}}"
-    rf"|\[(?!redacted\])[^\]]{{0,{_LONG}}}\]?"
-    rf"|[^\s,&{{}}\"'\[](?:[^\s,&{{}}\"']|,(?![\s{{}}\"']|[\w.+\" ]{{0,120}}[=:]|$)){{0,{_LONG}}})"
-)
-# The rest of a value that is longer.
-_REST = re.compile(r"[^\s,&{}\"']*")
-# On the next line only what fills it, or a text in YAML's form: more is a node of its own.
-_TO_VALUE = r"(?!= )(?:\s*[|>][-+]?\s*\n\s*|[^\S\n]*(?!\s)|\s*(?=\S*[^\s:][^\S\n]*$))"
-# In a text: an override, a part of a query or a member of an object; a default; a pair of name and value, in
-# either order; an option or what a program sets.
-_ASSIGNED = (
-    re.compile(
-        rf"(?m)(?<![\w%]){_NAME}(?:\[\w*\])?(?P<between>(?:{_QUOTE}\]?)?\s*[=:]{_TO_VALUE}(?:-(?=[^\s-]))?){_VALUE}"
-    ),
-    re.compile(rf"(?:(?<=oc\.env:)|(?<=\$\{{)){_NAME}(?P<between>\s*,\s*|:?[-=]){_VALUE}"),
-    re.compile(
-        rf"\w(?:{_QUOTE})?\s*[=:]\s*(?:{_QUOTE})?{_NAME}"
-        rf"(?P<between>(?:{_QUOTE})?\s*,?\s*(?:{_QUOTE})?(?i:val|content|literal|data)\w*(?:{_QUOTE})?\s*[=:]\s*){_VALUE}"
-    ),
-    re.compile(
-        rf"\b[Vv]al\w*(?:{_QUOTE})?(?P<between>\s*[=:]\s*){_VALUE}"
-        rf"(?=(?P=quote)?\s*,?\s*(?:{_QUOTE})?\w*(?i:name|key)(?:{_QUOTE})?\s*[=:]\s*(?:{_QUOTE})?{_NAME})"
-    ),
-    re.compile(rf"(?:(?<![\w.-])--|\b(?:set(?:env)?|ENV)\s+(?:-\w+\s+)*){_NAME}(?P<between>\s+)(?!-){_VALUE}"),
-)
-# Credentials behind a group, which stays.
-_BEHIND = re.compile(
-    # headers, whose value has blanks in it: it ends with the line or the quotes around it
-    r"((?:authorization|cookie)\\*[\"']?\s*[:=]\s*\\*[\"']?)[^\"'\\\r\n]+"
-    r"|(\bbearer\s+)(?=\S*\d)[\w.~+/=-]{8,}|(\bbasic\s+)(?-i:(?=\S+[A-Z0-9=])[\w+/-]{8,}={0,2})"
-    # Amazon's, Google's and Azure's signed addresses, and those by which whoever knows them can post
-    r"|([?&](?:sig|signature|x-(?:amz|goog)-(?:signature|credential))=)[^&\s\"']+"
-    r"|(://(?:hooks\.slack\.com|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w-]+\.webhook\.office\.com|api\.telegram\.org"
-    r"/bot|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot|qyapi\.weixin\.qq\.com/cgi-bin/webhook))[^\s\"',]*"
-    # options of programs, netrc
-    r"|(\s(?:-[uUa]|--(?:proxy-)?user|--auth)[\s=]*)(?!\d+:\d+\b)(?:[^\s:\"']*:|[\w\\]+%)[^\s\"']+"
-    r"|(\b(?:sshpass|mysql\w*|mariadb\w*|mongo\w*|sqlcmd|login)\s(?:[^\n|;&]{0,300}?\s)??-[pP]\s*)(?!-)\S+"
-    r"|(\b(?:redis-cli\s(?:[^\n|;&]{0,300}?\s)??-a|ldap\w+\s(?:[^\n|;&]{0,300}?\s)??-w|openssl\s(?:[^\n|;&]{0,300}?\s)??-k)\s*)(?!-)\S+"
-    r"|(\s-pass(?:in|out)?\s+pass:)\S+|(<(?:\w*pass(?:word|wd)|\w*secret|\w*token|api_?key)>)[^<]+"
-    r"|(\b(?:machine\s+\S+|default)\s+(?:login\s+\S+\s+)?password\s+)\S+"
-    # a user with a password before a host, and whatever stands before one in an address of the web
-    r"|(://)(?:[^/\s:@]{0,200}:(?!\d{1,5}(?:[/\s]|$))[^\s@]{0,1000}(?:@[^/\s@]{1,200}){0,3}"
-    r"|(?<=http://|ttps://)[^/\s]{1,1000})(?=@)"
-    r"|((?<![\w@./:-]))[A-Za-z][\w.+-]*:[^\s@/:,]{3,}(?=@(?!sha256:)[\w-]*[A-Za-z.])",
-    re.IGNORECASE,
-)
-_KEYS = re.compile(
-    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)|\bA(?:KI|SI|BI|CC)A[A-Z0-9]{16}\b",
-    re.S,
-)
-_TOKEN = re.compile(r"[A-Za-z0-9][\w+/~.-]{18,}[A-Za-z0-9]=*")
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|^raysubmit_\w{16}$|^.*\.whl$", re.I)
-_HEX = re.compile(
-    r"(?<![0-9a-f])(?=[0-9a-f]*\d)(?=\d*[a-f])[0-9a-f]{20,}|(?<![0-9A-F])(?=[0-9A-F]*\d)(?=\d*[A-F])[0-9A-F]{20,}"
-)
-# Bits by which a letter is rarer in words than at random, and those of changes of kind: to a capital at the beginning
-# of a word, to another capital, to and from a digit.
-_LETTERS = (("etaoinshr", -1), ("dl", 0), ("cumwfgypb", 0.8), ("vk", 2), ("jxqz", 5))
-_RARITY = {letter: bits for letters, bits in _LETTERS for letter in letters}
-_CHANGES = (
-    ("(?<=[a-z])[A-Z](?=[a-z])", 0.75),
-    ("[a-z](?=[A-Z](?![a-z]))", 2.25),
-    (r"[A-Za-z](?=\d)", 1.5),
-    (r"\d(?=[A-Za-z])", 3),
-)
+# The most marks and blanks between a name and its value.
+NEAR = 12
 
 
-def redact(value: Any, key: str = "") -> Any:
+def redact(value: Any) -> Any:
     """Returns a configuration, a command or a message with `REDACTED` in place of each credential.
 
     Args:
         value: nested mappings and lists of plain values; it is not changed. Values that are empty, null, true or false
             are no credentials.
-        key: the dotted key at which it stands.
     """
     if isinstance(value, Mapping):
-        # {name: HF_TOKEN, value: …}
-        named = any(
-            _NAMING.search(str(name)) and isinstance(part, str) and _names(part, part) for name, part in value.items()
-        )
-        secret = {
-            name for name, part in value.items() if _names(str(name), part) or (named and _NAMED.match(str(name)))
-        }
-        return {name: REDACTED if name in secret else redact(part, f"{key}.{name}") for name, part in value.items()}
+        shown = {}
+        for key, part in value.items():
+            shown[key] = REDACTED if is_credential(str(key), part) else redact(part)
+        return shown
     if isinstance(value, list | tuple):
-        pair = len(value) == 2 and isinstance(value[0], str)
-        words = [
-            REDACTED if isinstance(one, str) and (pair or one[:2] == "--") and _names(one, two) else redact(two, key)
-            for one, two in pairwise([None, *value])
-        ]
-        # A command's words, of which one says what the next is: no character of a text is between them.
-        shown = _BEHIND.sub(_behind, "\x1f".join(word if isinstance(word, str) else "" for word in words)).split("\x1f")
-        pairs = zip(words, shown if len(shown) == len(words) else words, strict=True)
-        return [new if isinstance(word, str) else word for word, new in pairs]
-    return _in_text(value, key) if isinstance(value, str) else value
+        words = []
+        for before, part in pairwise([None, *value]):
+            is_its_value = is_option(before) and is_credential(before, part)
+            words.append(REDACTED if is_its_value else redact(part))
+        return words
+    return redacted_text(value) if isinstance(value, str) else value
 
 
-def _words(key: str) -> str:
-    words = (word.lower() for word in _WORDS.findall(unquote(key)))
-    return " ".join(word if word in _PLURAL else word.removesuffix("s") for word in words)
+def is_option(word: Any) -> bool:
+    """Returns whether a word of a command is an option whose value is the next word."""
+    return isinstance(word, str) and word.startswith("--") and "=" not in word
 
 
-def _names(key: str, value: Any) -> bool:
-    """Returns whether a key names a credential, where it has a value."""
-    words, text = _words(key), str(value)
-    if value in ("", [], {}) or text.lower() in ("none", "null", "true", "false") or text[:2] == "--":
-        return False
-    if _NAMES.search(words) or re.search(r"(?:^[+-]*|\.)token$", key, re.I):
-        return not (words.endswith(("pwd", "file", "path")) and text[0] in "/~.")
-    is_text = isinstance(value, str) and not re.fullmatch(r"[\d.+e-]+|\W.*\W", text)
-    return is_text and _NAMES_TEXT.search(words) is not None
+def is_credential(name: str, value: Any) -> bool:
+    """Returns whether a value is a credential because of the name that it stands under."""
+    text = str(value)
+    is_value = value not in ("", [], {}) and text.lower() not in NOTHING and not text.startswith("--")
+    return is_value and names_credential(name) and not is_path_to_it(name, text)
 
 
-def _in_text(text: str, key: str) -> str:
-    text = _BEHIND.sub(_behind, _KEYS.sub(REDACTED, text))
-    for pattern in _ASSIGNED:
-        shown, place = "", 0
-        while part := pattern.search(text, place):
-            bare = part["value"].lstrip("\\\"'-")
-            # Prose has "the token = …", "a token: …", and of a key of verl's "rollout_is=token: a word …".
-            is_apart = part["name"] == "token" and " " in part["between"]
-            before = text[max(0, part.start("name") - 20) : part.start("name")]
-            is_option = before.rstrip("\"'").endswith("=") and re.fullmatch("[a-z]+", part["value"])
-            is_prose = is_apart and (is_option or re.search("[a-z] $", before))
-            is_value = not is_prose and not _STANDS_FOR.fullmatch(part["between"] + part["value"])
-            if bare and is_value and not bare.startswith(REDACTED) and _names(part["name"], bare):
-                shown += text[place : part.start("value")] + (part["quote"] or "") + REDACTED
-                place = _end_of_value(part)
-            else:
-                # What looked like its value may be a name itself.
-                shown += text[place : part.end("name")]
-                place = part.end("name")
-        text = shown + text[place:]
-    return _TOKEN.sub(lambda part: _of_token(part, key), text)
+def is_path_to_it(name: str, value: str) -> bool:
+    """Returns whether a value is the path of a file, or a folder, under a name that is one of these."""
+    return name.lower().endswith(("file", "path", "pwd")) and value.startswith(("/", "~", "."))
 
 
-def _end_of_value(part: re.Match) -> int:
-    """Returns where a value ends, also if it is longer than the search looks."""
-    end, closing = part.end("value"), part["quote"]
-    if len(part["value"]) <= _LONG:
-        return end
-    if part["value"].startswith("["):
-        closing = "]"
-    if closing is None:
-        return _REST.match(part.string, end).end()
-    place = part.string.find(closing, end)
-    return len(part.string) if place < 0 else place
+def names_credential(name: str) -> bool:
+    """Returns whether a key, a variable or an option is one whose value is a credential."""
+    last = name[-LONGEST_NAME:].replace("%5F", "_").split(".")[-2:]
+    words = [word.lower() for word in WORDS.findall(" ".join(last))]
+    in_singular = [word if word in WITH_S else word.removesuffix("s") for word in words]
+    return NAMES.search(" ".join(in_singular)) is not None
 
 
-def _behind(part: re.Match) -> str:
-    return next(group for group in part.groups() if group is not None) + REDACTED
+def redacted_text(text: str) -> str:
+    """Returns a text with `REDACTED` in place of each credential."""
+    return "".join(Scan(text).shown())
 
 
-def _of_token(part: re.Match, key: str) -> str:
-    """Returns a long token with `REDACTED` in place of the parts between slashes that look drawn at random."""
-    before, shown = part.string[: part.start()], []
-    for segment in part[0].split("/"):
-        in_path = before[-1:] == "/" and "://" not in before[-99:]
-        is_hash = (
-            in_path or before[-1:] == "@" or _NAMES_HASH.search(f"{_words(key)} {_words(before[-40:]).split(' ')[-1]}")
-        )
-        rest = _UUID.sub("", _HEX.sub("", segment) if is_hash else segment)
-        shown.append(REDACTED if _is_random(rest) else segment)
-        before += segment + "/"
-    is_base64 = REDACTED not in shown and re.fullmatch(r"[A-Za-z0-9+/]{39,}=*", part[0]) and not _HEX.search(part[0])
-    return REDACTED if is_base64 and _is_random(part[0]) else "/".join(shown)
+class Scan:
+    """A text in pieces, which are looked at once, in their order.
 
+    Args:
+        text: whatever is echoed.
+    """
 
-def _is_random(token: str) -> bool:
-    """Returns whether a token's letters and digits look drawn at random, rather than those of words and numbers."""
-    runs = re.findall(r"(?![0-9a-f]{1,19}\b)[A-Za-z0-9]{5,}", token.replace("_", " "))
-    text = " ".join(dict.fromkeys(runs))
-    changes = sum(bits * len(re.findall(pattern, text)) for pattern, bits in _CHANGES)
-    bits = changes + sum(_RARITY.get(letter, 0) for letter in text.lower())
-    return _HEX.search(text) is not None or (len(text) > 16 and bits > 0.25 * len(text) + 9)
+    def __init__(self, text: str):
+        self.pieces = PIECE.findall(text)
+        self.place = 0
+
+    def shown(self) -> list[str]:
+        """Returns the pieces, with `REDACTED` in place of each credential."""
+        shown: list[str] = []
+        while self.place < len(self.pieces):
+            start = self.place
+            end = self.end_of_credential()
+            shown += self.pieces[start : self.place]
+            if end > self.place:
+                shown.append(REDACTED)
+            self.place = end
+        return shown
+
+    def piece(self, place: int) -> str:
+        """Returns a piece; an empty text before the first one and behind the last one."""
+        return self.pieces[place] if 0 <= place < len(self.pieces) else ""
+
+    def end_of_credential(self) -> int:
+        """Moves on by a piece, and to the value if one begins there; returns where the credential ends, or here."""
+        word = self.pieces[self.place]
+        if word.startswith("-----BEGIN"):
+            return self.end_of_private_key()
+        if PREFIX.match(word.lstrip("-+")):
+            return self.end_of_words(self.place)
+        self.place += 1
+        if word == "/" and self.piece(self.place - 2) == "/" and self.piece(self.place - 3) == ":":
+            return self.end_in_address()
+        if word.lower() == "bearer" and self.piece(self.place).isspace():
+            return self.end_of_bearer()
+        is_signature = word.lower() in SIGNATURES and self.piece(self.place - 2) in ("?", "&")
+        if not (is_signature or (word[-1].isalnum() and names_credential(word))):
+            return self.place
+        value = self.value_of(word)
+        if value is None:
+            return self.place
+        is_header = word.lower().endswith(("authorization", "cookie")) and ":" in self.pieces[self.place : value]
+        self.place = value
+        return self.end_of_header() if is_header else self.end_of_value()
+
+    def end_of_private_key(self) -> int:
+        """Returns where the lines of a private key end; here for a certificate or another block."""
+        start = self.place
+        if "PRIVATE" not in self.pieces[start : start + NEAR]:
+            self.place += 1
+            return self.place
+        # The last line is "-----END PRIVATE KEY-----", in several pieces.
+        place = start
+        while place < len(self.pieces) and not self.pieces[place].startswith("-----END"):
+            place += 1
+        if place == len(self.pieces):
+            return place
+        for end in range(place + 1, len(self.pieces)):
+            if self.pieces[end].endswith("-----"):
+                return end + 1
+        return place + 1
+
+    def end_in_address(self) -> int:
+        """Returns where the user and the password of an address end, before its @; here if it has none."""
+        start = self.place
+        if WEBHOOKS.match("".join(self.pieces[start : start + NEAR])):
+            self.place += 1
+            return self.end_of_words(self.place, ends=QUOTES)
+        host = self.end_of_words(start, ends=(*QUOTES, "/", "?", "#"))
+        user = self.pieces[start:host]
+        if "@" not in user:
+            return start
+        end = host - user[::-1].index("@") - 1
+        of_web = self.piece(start - 4).endswith(("http", "https"))
+        return end if of_web or ":" in self.pieces[start:end] else start
+
+    def end_of_bearer(self) -> int:
+        """Returns where the token of a header ends."""
+        token = self.piece(self.place + 1)
+        if len(token) < 8 or not any(letter.isdigit() for letter in token):
+            return self.place
+        self.place += 1
+        return self.end_of_words(self.place)
+
+    def value_of(self, name: str) -> int | None:
+        """Returns where the value of a name begins, behind which we are; None if there is none."""
+        before = self.place - 2
+        while self.piece(before) in QUOTES:
+            before -= 1
+        if self.piece(before) == "=":
+            # The name is itself a value.
+            return None
+        place = self.end_of_assignment(name, is_default=self.pieces[max(before - 1, 0) : before + 1] == ["oc.env", ":"])
+        if place is None:
+            return None
+        value = self.piece(place)
+        after = self.piece(place + 1)
+        is_variable = value == "$" and (after in ("{", "(") or after[:1].isalpha() or after[:1] == "_")
+        is_prose = name == "token" and self.pieces[place - 1].isspace() and self.follows_word()
+        is_call = after == "(" and self.piece(place - 1) not in QUOTES
+        is_word = value.lower() in NOTHING or (value.startswith("--") and self.piece(place - 1) not in QUOTES)
+        is_path = is_path_to_it(name, value)
+        nothing = value in ("", *ENDS) or is_variable or is_prose or is_call or is_word or is_path
+        return None if nothing else place
+
+    def end_of_assignment(self, name: str, *, is_default: bool) -> int | None:
+        """Returns the place behind what stands between a name and its value; None if the name is not given one.
+
+        Args:
+            is_default: whether a comma may stand there, as in `${oc.env:NAME,value}`.
+        """
+        place = self.place
+        if self.piece(place) == "[" and self.piece(place + 2) == "]":
+            place += 3
+        is_assigned = name.startswith("--") and self.piece(place).isspace()
+        while place < self.place + NEAR:
+            piece = self.piece(place)
+            if piece in ("=", ":") or (piece == "," and is_default):
+                if is_assigned and self.piece(place - 1) != ":":
+                    return None
+                is_assigned = True
+            elif piece == "-" and self.piece(place - 1) == ":":
+                pass
+            elif "\n" in piece or not (piece.isspace() or piece in (*QUOTES, "\\", "]")):
+                break
+            place += 1
+        return place if is_assigned and "\n" not in self.piece(place) else None
+
+    def follows_word(self) -> bool:
+        """Returns whether a word stands before the name, as in a sentence."""
+        return self.piece(self.place - 2).isspace() and self.piece(self.place - 3)[-1:].isalpha()
+
+    def end_of_value(self) -> int:
+        """Returns where the value ends that begins here."""
+        place = self.place
+        if self.pieces[place] == "[":
+            return self.end_of_words(place, ends=("]",), blanks=True) + 1
+        quote = self.piece(place - 1)
+        if quote in QUOTES:
+            return self.end_of_quoted(quote)
+        if self.pieces[place].lower() in SCHEMES and self.piece(place + 1).isspace():
+            place += 2
+        return self.end_of_words(place)
+
+    def end_of_header(self) -> int:
+        """Returns where the value of a header ends that begins here: with its line, or the quotes around it."""
+        place = self.place
+        while place < len(self.pieces) and self.pieces[place] not in (*QUOTES, "\\") and "\n" not in self.pieces[place]:
+            place += 1
+        return place
+
+    def end_of_quoted(self, quote: str) -> int:
+        """Returns where a value ends that began behind this quote, before which there may be backslashes."""
+        depth = self.backslashes_before(self.place - 1)
+        place = self.place
+        while place < len(self.pieces):
+            if self.pieces[place] == quote and self.backslashes_before(place) == depth:
+                return place - depth
+            place += 1
+        return place
+
+    def backslashes_before(self, place: int) -> int:
+        """Returns how many backslashes stand before a piece, at most `NEAR`."""
+        count = 0
+        while count < NEAR and self.piece(place - 1 - count) == "\\":
+            count += 1
+        return count
+
+    def end_of_words(self, place: int, ends: tuple[str, ...] = ENDS, *, blanks: bool = False) -> int:
+        """Returns the first place that is one of these ends, or, if blanks end it too, a blank."""
+        while place < len(self.pieces):
+            piece = self.pieces[place]
+            if piece in ends or (piece.isspace() and not blanks):
+                break
+            place += 1
+        return place

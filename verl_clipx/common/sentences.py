@@ -29,5 +29,8 @@ def number(value: float, low: float | None = None, high: float | None = None, *,
 
 def percent(value: float, low: float | None = None, high: float | None = None, *, digits: int | None = None) -> str:
     """Writes a share in per cent, as `number`; by default with two digits below one per cent, and one from there on."""
-    ends = (end if end is None else 100 * end for end in (low, high))
-    return f"{number(100 * value, *ends, digits=digits or (2 if abs(value) < HARDLY else 1))}\u202f%"
+    if digits is None:
+        digits = 2 if abs(value) < HARDLY else 1
+    low_end = None if low is None else 100 * low
+    high_end = None if high is None else 100 * high
+    return f"{number(100 * value, low_end, high_end, digits=digits)}\u202f%"

@@ -42,10 +42,11 @@ class TerminalConsole(Console):
 
     def print_row(self, text: str) -> None:
         """Prints a text as `print_line` does; on a terminal, broken at blanks and indented from the second line on."""
-        whole = dict(break_long_words=False, break_on_hyphens=False)
-        self.print_line(
-            textwrap.fill(text, self.width, subsequent_indent=" " * 6, **whole) if self.is_terminal else text
-        )
+        if self.is_terminal:
+            text = textwrap.fill(
+                text, self.width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False
+            )
+        self.print_line(text)
 
     def print_list(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
         """Prints rows as a table, or, if a word would not fit its column, one below the other with each cell on a line.
@@ -53,13 +54,17 @@ class TerminalConsole(Console):
         No name is broken over two lines, so that names can be copied. Cells are in rich's markup, and a row's first is
         its name.
         """
-        columns = [[Text.from_markup(cell).plain for cell in column] for column in zip(headings, *rows, strict=True)]
-        words = [max(len(word) for cell in column for word in ["", *cell.split()]) for column in columns]
-        lines = [max(len(line) for cell in column for line in ["", *cell.splitlines()]) for column in columns]
-        spare = self.width - sum(words) - BORDER * len(words) - 1
+        # The length of the longest word and of the longest line of each column.
+        longest_words = []
+        longest_lines = []
+        for column in zip(headings, *rows, strict=True):
+            text = "\n".join(Text.from_markup(cell).plain for cell in column)
+            longest_words.append(max(map(len, text.split()), default=0))
+            longest_lines.append(max(map(len, text.splitlines()), default=0))
+        spare = self.width - sum(longest_words) - BORDER * len(longest_words) - 1
         if spare >= 0:
             table = Table(title=title, caption=caption or None)
-            for heading, width in zip(headings, shared_widths(words, lines, spare), strict=True):
+            for heading, width in zip(headings, shared_widths(longest_words, longest_lines, spare), strict=True):
                 table.add_column(heading, width=width)
             for row in rows:
                 table.add_row(*row)
@@ -87,8 +92,11 @@ def shared_widths(least: Sequence[int], wanted: Sequence[int], spare: int) -> li
 
 
 @contextlib.contextmanager
-def warnings_on(console: Console) -> Iterator[None]:
-    """Holds back warnings for users within the block; prints each of them once at its end."""
+def deferring_warnings(console: Console) -> Iterator[None]:
+    """Holds back warnings within the block and prints each of them once at its end.
+
+    Every UserWarning is printed. Warnings of other categories are printed if Python's filters let them through.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:

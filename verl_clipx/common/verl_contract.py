@@ -85,6 +85,7 @@ RELIED = (
     Relied(WORKERS, "TrainingWorker.set_loss_fn", Use.OVERRIDDEN, ("loss_fn",)),
     Relied(WORKERS, "TrainingWorker.train_mini_batch", Use.OVERRIDDEN, ("data",)),
     Relied(WORKERS, "TrainingWorker.train_batch", Use.OVERRIDDEN, ("data",)),
+    Relied(WORKERS, "TrainingWorker._postprocess_output", Use.WRAPPED, ("output", "forward_only")),
     Relied(
         WORKERS,
         "TrainingWorker.save_checkpoint",
@@ -162,7 +163,8 @@ def changes_in(folder: Path) -> tuple[str, ...]:
     Args:
         folder: that of the package, which holds verl's `__init__.py`.
     """
-    return tuple(clause for relied in RELIED if (clause := change_of(relied, folder)) is not None)
+    clauses = [change_of(relied, folder) for relied in RELIED]
+    return tuple(clause for clause in clauses if clause is not None)
 
 
 def change_of(relied: Relied, folder: Path) -> str | None:
@@ -172,7 +174,9 @@ def change_of(relied: Relied, folder: Path) -> str | None:
     if source is None:
         return f"{relied.module} is not there"
     if relied.use is Use.NAMED:
-        return None if has_name(source, relied.name, relied.module, folder) else f"{full} is not there"
+        if has_name(source, relied.name, relied.module, folder):
+            return None
+        return f"{full} is not there"
     signature = signature_of(source, relied.name)
     if signature is None:
         return f"{full} is not there"
@@ -192,7 +196,14 @@ def source_of(module: str, folder: Path) -> str | None:
 
 
 def has_name(source: str, name: str, module: str, folder: Path) -> bool:
-    """Returns whether a module defines or imports a name, or has a submodule of that name."""
+    """Returns whether a module defines or imports a name, or has a submodule of that name.
+
+    Args:
+        source: the module's.
+        name: what is looked for.
+        module: the module's full name, which begins with "verl".
+        folder: that of the package verl.
+    """
     if definition_of(source, name) is not None:
         return True
     imported = re.search(rf"^(?:from|import) [^\n(]*(?:\([^)]*)?\b{name}\b", source, re.M)

@@ -16,7 +16,14 @@ def resamples(units: int, replicates: int, seed: int = 0) -> np.ndarray:
 
 
 def percentile_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Returns the interval of all but the outer 5 % of the replicates' finite values; None if none is finite."""
+    """Returns the interval that holds the middle CONFIDENCE (95 %) of the replicates' finite values.
+
+    Args:
+        values: a statistic of each replicate; values that are not finite are left out.
+
+    Returns:
+        The lower and the upper end; None if no value is finite.
+    """
     finite = np.asarray(values, dtype=np.float64)
     finite = finite[np.isfinite(finite)]
     if not len(finite):

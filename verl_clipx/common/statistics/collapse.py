@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-STEPS, PART = 3, 10
+STEPS = 3
+PART = 10
 """A level is the mean of a tenth of the steps, at least 3: one bad rollout batch is no collapse."""
 
 KEPT = 0.25
-"""A collapsed training fell below this share of its best level. Of the 78 runs of docs/results/cpu_small.md three fell
+"""A collapsed training fell below this share of its best level. Of the 78 runs of docs/results/small_runs.md three fell
 to 0.04 or less, and no other below 0.5."""
 
 NOISE = 6.0
@@ -71,8 +72,11 @@ def last_level(values: Sequence[float] | np.ndarray) -> float:
 
 def caution(seeds: int) -> str | None:
     """Warns of collapses behind an interval over so many seeds of each method; None below 3 and from 20 on."""
-    known = max((count for count in COVERAGE if count <= seeds), default=None)
-    if known is None or seeds >= max(COVERAGE):
+    if seeds < min(COVERAGE) or seeds >= max(COVERAGE):
         return None
-    what = f"If a fifth of one method’s trainings collapse, an interval of {known} seeds holds the true difference in"
-    return f"{what} about {COVERAGE[known]} % of the cases"
+    # The largest number of seeds that was tried and is not above this one.
+    tried = max(count for count in COVERAGE if count <= seeds)
+    return (
+        f"If a fifth of one method’s trainings collapse, an interval of {tried} seeds holds the true difference in "
+        f"about {COVERAGE[tried]} % of the cases"
+    )

@@ -10,12 +10,16 @@ from verl_clipx.common.statistics.estimate import MIN_SEEDS, ROUNDING
 from verl_clipx.common.statistics.variance import CONFIDENCE, effective_units, residuals, squared_error, too_few_units
 
 LEVEL = 0.05
-"""A p-value below it, Holm's where there are several, is a claim; docs/dev/evaluation.md counts the false ones."""
+"""A p-value below it, Holm's where there are several, is a claim; docs/evaluation.md counts the false ones."""
 
-HIGHER, LOWER, ALIKE = "higher than that of", "lower than that of", "not told apart from that of"
+HIGHER = "higher than that of"
+LOWER = "lower than that of"
+ALIKE = "not told apart from that of"
 """The verdicts on the second method against the first."""
 
-SEEDS_AND_QUESTIONS, SEEDS, QUESTIONS = "seeds and questions", "seeds", "questions"
+SEEDS_AND_QUESTIONS = "seeds and questions"
+SEEDS = "seeds"
+QUESTIONS = "questions"
 
 Benchmarks = Mapping[str, np.ndarray]
 """By benchmark ``[seeds, questions]`` float64. What is compared is the sum over benchmarks of the mean over questions:
@@ -27,6 +31,9 @@ class Comparison:
     """Difference of two methods or checkpoints, second minus first.
 
     Args:
+        first, second: what is compared of each method.
+        difference: the second minus the first.
+        seeds: how many trainings there are of each method.
         low, high: ends of the 95 % interval; None if it is refused.
         p_value: two-sided; None if it is refused.
         over: what interval and p-value are over: `SEEDS_AND_QUESTIONS` and `SEEDS` speak of the methods, `QUESTIONS`
@@ -72,24 +79,30 @@ class Comparison:
 
 def correct_family(family: Sequence[Comparison]) -> list[Comparison]:
     """Gives a family of comparisons Holm's p-values; those that say nothing about methods are no members and stay."""
-    adjusted = holm([one.p_value if one.is_of_methods else None for one in family])
-    return [one if p is None else replace(one, p_value=p) for one, p in zip(family, adjusted, strict=True)]
+    p_values = [comparison.p_value if comparison.is_of_methods else None for comparison in family]
+    corrected = []
+    for comparison, p_value in zip(family, holm(p_values), strict=True):
+        if p_value is not None:
+            comparison = replace(comparison, p_value=p_value)
+        corrected.append(comparison)
+    return corrected
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's adjusted p-values: rejecting those below 5 % makes one false rejection or more in at most 5 % of families.
+    """Return Holm's adjusted p-values.
 
-    In ascending order the i-th of n, from 0, is multiplied by n - i; none is smaller than the one before, none above 1.
-    Holm, A Simple Sequentially Rejective Multiple Test Procedure (Scandinavian Journal of Statistics 6, 1979).
+    If those below 5 % are taken for discoveries, at most 5 % of families have a false one. In ascending order the i-th
+    of n p-values, from 0, is multiplied by n - i; then each is raised to the one before, and none is above 1.
+    Source: Holm, A Simple Sequentially Rejective Multiple Test Procedure (Scandinavian Journal of Statistics 6, 1979).
 
     Args:
-        p_values: those of one family; None is no member, and stays.
+        p_values: those of one family; None stands for a comparison that is no member, and stays None.
     """
-    known = np.array([one for one in p_values if one is not None], dtype=np.float64)
-    order = np.argsort(known, kind="stable")
-    known[order] = np.maximum.accumulate(known[order] * np.arange(len(order), 0, -1))
-    adjusted = iter(np.minimum(known, 1.0).tolist())
-    return [None if one is None else next(adjusted) for one in p_values]
+    adjusted = np.array([p_value for p_value in p_values if p_value is not None], dtype=np.float64)
+    order = np.argsort(adjusted, kind="stable")
+    adjusted[order] = np.maximum.accumulate(adjusted[order] * np.arange(len(order), 0, -1))
+    of_members = iter(np.minimum(adjusted, 1.0).tolist())
+    return [None if p_value is None else next(of_members) for p_value in p_values]
 
 
 def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.ndarray] | None = None) -> Comparison:
@@ -117,30 +130,54 @@ def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.nda
     """
     if not first or list(first) != list(second):
         raise ValueError(f"both need values on the same benchmarks, got {list(first)} and {list(second)}")
-    for name, one, other in ((name, first[name], second[name]) for name in first):
-        if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1] or not (one.size and other.size):
-            raise ValueError(f"{name}: both need [seeds, questions] values, got shapes {one.shape} and {other.shape}")
+    for name in first:
+        _check_shapes(name, first[name], second[name])
     clusters = clusters or {}
-    means = [sum(values.mean(axis=1) for values in side.values()) for side in (first, second)]
+    first_means = sum(values.mean(axis=1) for values in first.values())
+    second_means = sum(values.mean(axis=1) for values in second.values())
     by_question = {name: second[name].mean(axis=0) - first[name].mean(axis=0) for name in first}
-    every = np.concatenate(list(by_question.values()))
-    seeds = (len(means[0]), len(means[1]))
-    wins, losses, ties = (int(count.sum()) for count in (every > 0, every < 0, every == 0))
-    described = replace(_describe(means[0], means[1]), wins=wins, losses=losses, ties=ties)
-    units = {name: (len(values), clusters.get(name)) for name, values in by_question.items()}
-    few = [f"{name}: {reason}" for name, of in units.items() if (reason := too_few_units(*of))]
-    if few or (described.refused and seeds != (1, 1)):
-        return replace(described, refused="; ".join(filter(None, [described.refused, *few])))
-    of_question = [float(squared_error(values, clusters.get(name))) for name, values in by_question.items()]
-    spread = sum(part**2 / (effective_units(*of) - 1) for part, of in zip(of_question, units.values(), strict=True))
-    if seeds == (1, 1):
-        return _student(described, QUESTIONS, sum(of_question), 0.0, spread)
-    of_seed = [float(one.var(ddof=1) / len(one)) for one in means]
-    explained = sum(_explained(side, clusters) for side in (first, second))
-    seed_part = max(0.0, sum(of_seed) - explained)
+    differences = np.concatenate(list(by_question.values()))
+    seed_counts = (len(first_means), len(second_means))
+    described = replace(
+        _describe(first_means, second_means),
+        wins=int((differences > 0).sum()),
+        losses=int((differences < 0).sum()),
+        ties=int((differences == 0).sum()),
+    )
+    too_few = []
+    for name, values in by_question.items():
+        reason = too_few_units(len(values), clusters.get(name))
+        if reason:
+            too_few.append(f"{name}: {reason}")
+    if too_few or (described.refused and seed_counts != (1, 1)):
+        return replace(described, refused="; ".join(filter(None, [described.refused, *too_few])))
+    question_part = 0.0
+    # The sum of squared parts over their degrees of freedom.
+    spread = 0.0
+    for name, values in by_question.items():
+        part = float(squared_error(values, clusters.get(name)))
+        question_part += part
+        spread += part**2 / (effective_units(len(values), clusters.get(name)) - 1)
+    if seed_counts == (1, 1):
+        return _student(described, QUESTIONS, question_part, 0.0, spread)
+    of_seeds = [_squared_error_of_mean(first_means), _squared_error_of_mean(second_means)]
+    explained = _explained(first, clusters) + _explained(second, clusters)
+    seed_part = max(0.0, sum(of_seeds) - explained)
     if seed_part:
-        spread += _seeds_spread(of_seed, seeds)
-    return _student(described, SEEDS_AND_QUESTIONS, sum(of_question), seed_part, spread)
+        spread += _seeds_spread(of_seeds, seed_counts)
+    return _student(described, SEEDS_AND_QUESTIONS, question_part, seed_part, spread)
+
+
+def _check_shapes(name: str, first: np.ndarray, second: np.ndarray) -> None:
+    """Raises ValueError unless both have values of the same number of questions on a benchmark."""
+    same_questions = first.ndim == 2 and second.ndim == 2 and first.shape[1] == second.shape[1]
+    if not same_questions or not first.size or not second.size:
+        raise ValueError(f"{name}: both need [seeds, questions] values, got shapes {first.shape} and {second.shape}")
+
+
+def _squared_error_of_mean(values: np.ndarray) -> float:
+    """Returns the squared standard error of the mean of independent values, (values,)."""
+    return float(values.var(ddof=1) / len(values))
 
 
 def compare_means(first: Sequence[float], second: Sequence[float]) -> Comparison:
@@ -151,13 +188,14 @@ def compare_means(first: Sequence[float], second: Sequence[float]) -> Comparison
     Raises:
         ValueError: a side has no number.
     """
-    first, second = (np.asarray(side, dtype=np.float64) for side in (first, second))
+    first = np.asarray(first, dtype=np.float64)
+    second = np.asarray(second, dtype=np.float64)
     if not (len(first) and len(second)):
         raise ValueError("a number of at least one training is needed of both methods")
     described = _describe(first, second)
     if described.refused:
         return described
-    parts = [float(one.var(ddof=1) / len(one)) for one in (first, second)]
+    parts = [_squared_error_of_mean(first), _squared_error_of_mean(second)]
     return _student(described, SEEDS, 0.0, sum(parts), _seeds_spread(parts, described.seeds))
 
 
@@ -168,38 +206,55 @@ def compare_shares(first: Sequence[object], second: Sequence[object]) -> Compari
     seeds and finds more than Fisher's: 3 of 3 against 0 of 3 has p 0.031. There is no interval; `share` gives each
     method's.
 
-    For each training a value is given that is true if it happened, such as the step.
+    Args:
+        first, second: for each training of a method a value that is true if it happened, such as the step.
     """
-    first, second = (np.asarray(side, dtype=bool) for side in (first, second))
-    described = _describe(*(side.astype(np.float64) for side in (first, second)))
+    first = np.asarray(first, dtype=bool)
+    second = np.asarray(second, dtype=bool)
+    described = _describe(first.astype(np.float64), second.astype(np.float64))
     if described.refused:
         return described
-    table = [[int(np.sum(side == value)) for side in (first, second)] for value in (True, False)]
+    happened = [int(first.sum()), int(second.sum())]
+    did_not_happen = [int((~first).sum()), int((~second).sum())]
+    table = [happened, did_not_happen]
     p_value = float(stats.boschloo_exact(table).pvalue) if described.difference else 1.0
     return replace(described, p_value=p_value, over=SEEDS)
 
 
 def _describe(first: np.ndarray, second: np.ndarray) -> Comparison:
     """Returns the means of two methods' trainings, without any inference."""
-    means, seeds = [float(side.mean()) for side in (first, second)], (len(first), len(second))
-    return Comparison(*means, float(second.mean() - first.mean()), seeds, refused=too_few_seeds(seeds))
+    seed_counts = (len(first), len(second))
+    return Comparison(
+        first=float(first.mean()),
+        second=float(second.mean()),
+        difference=float(second.mean() - first.mean()),
+        seeds=seed_counts,
+        refused=too_few_seeds(seed_counts),
+    )
 
 
-def too_few_seeds(seeds: tuple[int, int]) -> str | None:
+def too_few_seeds(seed_counts: tuple[int, int]) -> str | None:
     """Says why two methods with so many trainings get no interval; None if they get one."""
-    if min(seeds) >= MIN_SEEDS:
+    if min(seed_counts) >= MIN_SEEDS:
         return None
-    return f"{seeds[0]} and {seeds[1]} training seeds; whether a method is better takes {MIN_SEEDS} of each"
+    first, second = seed_counts
+    return f"{first} and {second} training seeds; whether a method is better takes {MIN_SEEDS} of each"
 
 
-def _seeds_spread(parts: Sequence[float], seeds: tuple[int, int]) -> float:
-    """Divides the squared parts of the seeds by their degrees of freedom, at most those of equally few seeds of both.
+def _seeds_spread(parts: Sequence[float], seed_counts: tuple[int, int]) -> float:
+    """Returns the sum of the seeds' squared parts over their degrees of freedom.
 
-    Satterthwaite's formula relies on the side with many seeds where that varies more by chance: without the limit of
-    2 (fewest seeds - 1), 3 and 10 seeds of one setting were told apart in 6.3 % of the cases, with it in 4.1 %.
+    These are at most those of equally few seeds of both. Satterthwaite's formula relies on the side with many seeds
+    where that varies more by chance: without the limit of 2 (fewest seeds - 1), 3 and 10 seeds of one setting were told
+    apart in 6.3 % of the cases, with it in 4.1 %.
+
+    Args:
+        parts: the squared standard error of each method's mean over seeds.
+        seed_counts: how many seeds each method has.
     """
-    own = sum(part**2 / (count - 1) for part, count in zip(parts, seeds, strict=True))
-    return max(own, sum(parts) ** 2 / (2 * (min(seeds) - 1)))
+    by_satterthwaite = sum(part**2 / (count - 1) for part, count in zip(parts, seed_counts, strict=True))
+    by_fewest = sum(parts) ** 2 / (2 * (min(seed_counts) - 1))
+    return max(by_satterthwaite, by_fewest)
 
 
 def _explained(side: Benchmarks, clusters: Mapping[str, np.ndarray]) -> float:
@@ -212,7 +267,14 @@ def _explained(side: Benchmarks, clusters: Mapping[str, np.ndarray]) -> float:
 
 
 def _student(described: Comparison, over: str, question: float, seed: float, spread: float) -> Comparison:
-    """Adds interval and p-value; `spread` is the sum of squared parts over their degrees of freedom."""
+    """Adds an interval and a p-value by Student's t.
+
+    Args:
+        described: the means, without any inference.
+        over: what the interval is over, as `Comparison.over`.
+        question, seed: the parts of the difference's squared standard error.
+        spread: the sum of its squared parts over their degrees of freedom.
+    """
     variance = question + seed
     if variance <= (ROUNDING * max(abs(described.first), abs(described.second))) ** 2:
         variance = 0.0
@@ -220,7 +282,8 @@ def _student(described: Comparison, over: str, question: float, seed: float, spr
         # For instance 4 questions, all wrong before and all right after, which is no certainty.
         reason = "all seeds and questions differ by the same: nothing to take an error from"
         return replace(described, refused="; ".join(filter(None, [described.refused, reason])))
-    half, p_value = 0.0, 1.0
+    half = 0.0
+    p_value = 1.0
     if variance:
         freedom = variance**2 / spread
         half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance))

@@ -45,11 +45,12 @@ def estimate(values: Sequence[float] | np.ndarray, clusters: np.ndarray | None =
     values = np.asarray(values, dtype=np.float64)
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
         raise ValueError(f"finite values in one dimension are needed, at least one; got an array of {values.shape}")
-    mean, error = float(values.mean()), float(np.sqrt(squared_error(values, clusters)))
+    mean = float(values.mean())
+    error = float(np.sqrt(squared_error(values, clusters)))
     if too_few_units(len(values), clusters) or error <= ROUNDING * abs(mean):
         return Estimate(mean)
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, effective_units(len(values), clusters) - 1)) * error
-    return Estimate(mean, mean - half, mean + half)
+    return Estimate(mean=mean, low=mean - half, high=mean + half)
 
 
 def estimate_over_seeds(values: Sequence[float]) -> Estimate:
@@ -57,11 +58,12 @@ def estimate_over_seeds(values: Sequence[float]) -> Estimate:
     return estimate(values) if len(values) >= MIN_SEEDS else Estimate(float(np.mean(values)))
 
 
-def share(count: int, of: int) -> Estimate:
+def share(count: int, units: int) -> Estimate:
     """Returns a share with its exact interval (Clopper and Pearson, Biometrika 26, 1934), also for shares of 0 and 1.
 
     Args:
-        of: independent units, at least 1.
+        count: the units to which something happened.
+        units: all of them, independent, at least 1.
     """
-    interval = stats.binomtest(count, of).proportion_ci(CONFIDENCE, method="exact")
-    return Estimate(count / of, float(interval.low), float(interval.high))
+    interval = stats.binomtest(count, units).proportion_ci(CONFIDENCE, method="exact")
+    return Estimate(mean=count / units, low=float(interval.low), high=float(interval.high))

@@ -3,16 +3,17 @@
 from scipy.stats import binom
 
 
-def chance_of_as_many(count: float, of: float, other_count: float, other_of: float) -> float:
+def chance_of_as_many(count: float, trials: float, other_count: float, other_trials: float) -> float:
     """Returns the probability of at least so many events at another sample's rate: the exact conditional test.
 
-    Of all events in both samples, as many are in the first as its share of the trials, if the rates are equal.
+    If the rates are equal, each event of both samples is in the first one with a probability of that sample's share of
+    all trials.
 
     Args:
-        count, other_count: events in the two samples, which are rounded to whole numbers.
-        of, other_of: trials.
+        count, trials: events and trials of the first sample. Counts of events are rounded to whole numbers.
+        other_count, other_trials: those of the other sample.
     """
     events = round(count)
-    if not events or not of:
+    if not events or not trials:
         return 1.0
-    return float(binom.sf(events - 1, events + round(other_count), of / (of + other_of)))
+    return float(binom.sf(events - 1, events + round(other_count), trials / (trials + other_trials)))

@@ -46,12 +46,10 @@ def judge(
     """
     if equal:
         head = f"The {measure}s of {runs[0]} and {runs[1]} are equal."
-        return Judgement(comparison.verdict, head, f"All of them are, {basis}.")
-    first, second, difference = (
-        number(comparison.first),
-        number(comparison.second),
-        format_signed(comparison.difference),
-    )
+        return Judgement(verdict=comparison.verdict, head=head, text=f"All of them are, {basis}.")
+    first = number(comparison.first)
+    second = number(comparison.second)
+    difference = format_signed(comparison.difference)
     if comparison.verdict is None:
         text = f"Means {basis}; the latter minus the former: {difference}"
         if comparison.over == QUESTIONS:
@@ -63,14 +61,18 @@ def judge(
                 f"{comparison.seeds[0]} and {comparison.seeds[1]}."
             )
         head = f"The {measure} was {first} in {runs[0]} and {second} in {runs[1]}."
-        return Judgement(None, head, f"{text}.", f"This does not say which method is better: {why}")
+        return Judgement(
+            verdict=None, head=head, text=f"{text}.", caveat=f"This does not say which method is better: {why}"
+        )
     verdict = "cannot be told apart from that of" if comparison.verdict == ALIKE else f"is {comparison.verdict}"
     over = "seeds" if comparison.over == SEEDS else "seeds and problems"
-    several = f", Holm’s over {family} comparisons, for which the interval is not corrected" * (family > 1)
+    several = ""
+    if family > 1:
+        several = f", Holm’s over {family} comparisons, for which the interval is not corrected"
     return Judgement(
-        comparison.verdict,
-        f"The {measure} of {methods[1]} {verdict} {methods[0]}.",
-        f"The mean {basis} is {first} with {methods[0]} and {second} with {methods[1]}. {methods[1]} minus "
+        verdict=comparison.verdict,
+        head=f"The {measure} of {methods[1]} {verdict} {methods[0]}.",
+        text=f"The mean {basis} is {first} with {methods[0]} and {second} with {methods[1]}. {methods[1]} minus "
         f"{methods[0]}: {difference}, {interval_of(comparison)} over {over}, {comparison.seeds[1]} and "
         f"{comparison.seeds[0]} seeds ({comparison.p_text}{several}).",
     )
