@@ -111,6 +111,8 @@ launch() {
         trainer.default_local_dir="$(text "$run_folder/checkpoints")"
         trainer.validation_data_dir="$(text "$run_folder/validation")"
         trainer.resume_mode=auto
+        # Without the plugin, `+recipe` is a key that nobody reads; this one, without a plus, stops the run then.
+        clipx.receipt=auto
         hydra.run.dir="$(text "$run_folder")"
         "$@"
     )

@@ -24,6 +24,7 @@ many lines.
 import argparse
 import ast
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -49,79 +50,164 @@ OPERATORS = {  # By kind, how an operator is found between two operands, and wha
 }
 
 
-def changes_of(source):
-    """The changes of a file that are thought of: (kind, start, end, new text), in bytes of the source."""
-    lines, found = [0, *(match.end() for match in re.finditer(b"\n", source))], []
+class ChangeFinder(ast.NodeVisitor):
+    """Collects the changes of a file that are thought of: a node's own before those of its parts."""
 
-    def span(node):
-        return lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset
+    def __init__(self, source):
+        self.source = source
+        self.line_starts = [0, *(match.end() for match in re.finditer(b"\n", source))]
+        # Each is (kind, start, end, new text), in bytes of the source.
+        self.changes = []
 
-    def replace(kind, node, *texts):
-        found.extend((kind, *span(node), text) for text in texts)
+    def span(self, node):
+        start = self.line_starts[node.lineno - 1] + node.col_offset
+        end = self.line_starts[node.end_lineno - 1] + node.end_col_offset
+        return start, end
 
-    def operators(kind, *operands):
+    def replace(self, kind, node, *texts):
+        start, end = self.span(node)
+        self.changes.extend((kind, start, end, text) for text in texts)
+
+    def exchange_operators(self, kind, *operands):
+        """Exchanges the operator between each two neighbouring operands."""
         pattern, swaps = OPERATORS[kind]
-        for (_, start), (end, _) in zip(map(span, operands), map(span, operands[1:]), strict=False):
-            match = re.search(pattern, source[start:end].decode())
-            if match and b"#" not in source[start:end] and (symbol := " ".join(match[1].split())) in swaps:
-                found.append((kind, start + match.start(1), start + match.end(1), swaps[symbol]))
+        for (_, start), (end, _) in itertools.pairwise(map(self.span, operands)):
+            match = re.search(pattern, self.source[start:end].decode())
+            if match is None or b"#" in self.source[start:end]:
+                continue
+            symbol = " ".join(match[1].split())
+            if symbol in swaps:
+                self.changes.append((kind, start + match.start(1), start + match.end(1), swaps[symbol]))
 
-    def defaults(values):
+    def change_defaults(self, values):
         for value in values:
             if isinstance(value, ast.Constant) and isinstance(value.value, str | None):
-                replace("default", value, "0" if value.value is None else repr(value.value + "_"))
+                self.replace("default", value, "0" if value.value is None else repr(value.value + "_"))
 
-    def name_of(call):
-        return getattr(call.func, "id", getattr(call.func, "attr", "")) if isinstance(call, ast.Call) else ""
+    def force_conditions(self, conditions):
+        for condition in conditions:
+            self.replace("condition", condition, "True", "False")
 
-    def walk(node):
-        match node:
-            case ast.Assign(targets=[ast.Name(id="__all__")]) | ast.Expr(value=ast.Constant()):
-                return
-            case ast.ClassDef():
-                node.keywords = []
-                defaults(part.value for part in node.body if isinstance(part, ast.AnnAssign))
-            case ast.arguments():
-                defaults([*node.defaults, *node.kw_defaults])
-            case ast.If() if re.search("TYPE_CHECKING|__main__", ast.unparse(node.test)):
-                node.body, node.test = [], ast.Constant(None)
-            case ast.If() | ast.IfExp() | ast.While() | ast.comprehension():
-                for test in [node.test] if hasattr(node, "test") else node.ifs:
-                    replace("condition", test, "True", "False")
-            case ast.Return(value=ast.expr()):
-                replace("return", node.value, "None")
-            case ast.Expr() if name_of(node.value) not in MESSAGES:
-                replace("expression deleted", node, "pass")
-            case ast.Assign() | ast.AugAssign() | ast.AnnAssign(value=ast.expr()):
-                replace("assignment deleted", node, "pass")
-                if isinstance(node, ast.AugAssign):
-                    operators("arithmetic", node.target, node.value)
-            case ast.Compare():
-                operators("comparison", node.left, *node.comparators)
-            case ast.BoolOp():
-                operators("and/or", *node.values)
-            case ast.BinOp() if not {*"'\""} & {ast.unparse(side)[-1] for side in (node.left, node.right)}:
-                operators("arithmetic", node.left, node.right)
-            case ast.UnaryOp(op=ast.Not()):
-                found.append(("not", span(node)[0], span(node)[0] + len("not"), ""))
-            case ast.Constant(value=bool() | int() | float() as value):
-                replace("constant", node, repr(not value if isinstance(value, bool) else value + 1))
-            case ast.Slice():
-                for bound in filter(lambda x: not isinstance(x, ast.Constant | None), (node.lower, node.upper)):
-                    replace("index", bound, f"({ast.unparse(bound)}) + 1")
-                found.extend([("index", span(node)[0], span(node)[0], "1")] if node.lower is None else [])
-            case ast.Call():
-                words = [(name_of(node), span(node.func)[1])]
-                words += [(word.arg, span(word)[0] + len(word.arg)) for word in node.keywords if word.arg]
-                found.extend(("min/max", end - len(word), end, SWAPS[word]) for word, end in words if word in SWAPS)
+    def generic_visit(self, node):
+        """Visits the parts of a node that are code a test could notice."""
         for field, value in ast.iter_fields(node):
             for part in value if isinstance(value, list) else [value]:
-                skipped = field in HEADERS or isinstance(part, SKIPPED) or name_of(part) in MESSAGES
+                skipped = field in HEADERS or isinstance(part, SKIPPED) or name_of_call(part) in MESSAGES
                 if isinstance(part, ast.AST) and not skipped:
-                    walk(part)
+                    self.visit(part)
 
-    walk(ast.parse(source))
-    return [change for change in found if source[change[1] : change[2]] != change[3].encode()]
+    def visit_ClassDef(self, node):
+        node.keywords = []
+        self.change_defaults(part.value for part in node.body if isinstance(part, ast.AnnAssign))
+        self.generic_visit(node)
+
+    def visit_arguments(self, node):
+        self.change_defaults([*node.defaults, *node.kw_defaults])
+        self.generic_visit(node)
+
+    def visit_If(self, node):
+        if re.search("TYPE_CHECKING|__main__", ast.unparse(node.test)):
+            node.body = []
+            node.test = ast.Constant(None)
+        else:
+            self.force_conditions([node.test])
+        self.generic_visit(node)
+
+    def visit_test(self, node):
+        self.force_conditions([node.test])
+        self.generic_visit(node)
+
+    visit_IfExp = visit_While = visit_test
+
+    def visit_comprehension(self, node):
+        self.force_conditions(node.ifs)
+        self.generic_visit(node)
+
+    def visit_Return(self, node):
+        if node.value is not None:
+            self.replace("return", node.value, "None")
+        self.generic_visit(node)
+
+    def visit_Expr(self, node):
+        # A docstring, or an ellipsis.
+        if isinstance(node.value, ast.Constant):
+            return
+        if name_of_call(node.value) not in MESSAGES:
+            self.replace("expression deleted", node, "pass")
+        self.generic_visit(node)
+
+    def visit_Assign(self, node):
+        if [getattr(target, "id", None) for target in node.targets] == ["__all__"]:
+            return
+        self.replace("assignment deleted", node, "pass")
+        self.generic_visit(node)
+
+    def visit_AnnAssign(self, node):
+        if node.value is not None:
+            self.replace("assignment deleted", node, "pass")
+        self.generic_visit(node)
+
+    def visit_AugAssign(self, node):
+        self.replace("assignment deleted", node, "pass")
+        self.exchange_operators("arithmetic", node.target, node.value)
+        self.generic_visit(node)
+
+    def visit_Compare(self, node):
+        self.exchange_operators("comparison", node.left, *node.comparators)
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node):
+        self.exchange_operators("and/or", *node.values)
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node):
+        ends_of_texts = {ast.unparse(side)[-1] for side in (node.left, node.right)} & {*"'\""}
+        if not ends_of_texts:
+            self.exchange_operators("arithmetic", node.left, node.right)
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node):
+        if isinstance(node.op, ast.Not):
+            start, _ = self.span(node)
+            self.changes.append(("not", start, start + len("not"), ""))
+        self.generic_visit(node)
+
+    def visit_Constant(self, node):
+        if isinstance(node.value, bool):
+            self.replace("constant", node, repr(not node.value))
+        elif isinstance(node.value, int | float):
+            self.replace("constant", node, repr(node.value + 1))
+
+    def visit_Slice(self, node):
+        for bound in (node.lower, node.upper):
+            if not isinstance(bound, ast.Constant | None):
+                self.replace("index", bound, f"({ast.unparse(bound)}) + 1")
+        if node.lower is None:
+            start, _ = self.span(node)
+            self.changes.append(("index", start, start, "1"))
+        self.generic_visit(node)
+
+    def visit_Call(self, node):
+        words = [(name_of_call(node), self.span(node.func)[1])]
+        words += [(word.arg, self.span(word)[0] + len(word.arg)) for word in node.keywords if word.arg]
+        for word, end in words:
+            if word in SWAPS:
+                self.changes.append(("min/max", end - len(word), end, SWAPS[word]))
+        self.generic_visit(node)
+
+
+def name_of_call(node):
+    """The name of the function that a node calls, without what it belongs to; empty if it calls none by name."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return getattr(node.func, "id", getattr(node.func, "attr", ""))
+
+
+def changes_of(source):
+    """The changes of a file that are thought of: (kind, start, end, new text), in bytes of the source."""
+    finder = ChangeFinder(source)
+    finder.visit(ast.parse(source))
+    return [change for change in finder.changes if source[change[1] : change[2]] != change[3].encode()]
 
 
 def draw(package, under, number, seed):

@@ -296,5 +296,5 @@ cat <<END
   what if           $VENV/bin/clipx replay ${folders[0]} +clipx=dgpo +clipx=bapo
   another method    $again dgpo$(quoted ${shared[@]+"${shared[@]}"})
   three seeds       SEEDS=3 $again $METHOD$(quoted "$@")
-  your own run      add +clipx=$METHOD${own[*]:+ ${own[*]}} to its verl command line (README.md)
+  your own run      add +clipx=$METHOD clipx.receipt=auto${own[*]:+ ${own[*]}} to its verl command line (README.md)
 END

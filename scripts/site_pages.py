@@ -1,6 +1,6 @@
 """MkDocs calls these: pages that are made when the site is built, and links that lead out of docs.
 
-Made are the start page (README), CONTRIBUTING, CHANGELOG, a page a method from its class and its groups with its place
+Made are the overview (README), CONTRIBUTING, CHANGELOG, a page a method from its class and its groups with its place
 in the navigation, the reference of the public names, and a page for every other file that a page links to. A comment
 such as `<!-- the site shows: clipx metrics --markdown -->` becomes what the command prints.
 """
@@ -15,7 +15,9 @@ from typing import Any
 
 from jinja2 import Environment
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,13 +25,15 @@ DOCS = ROOT / "docs"
 
 # Pages of the site that stand elsewhere in the repository.
 ELSEWHERE = {
-    "README.md": "index.md",
-    "README.zh.md": "index.zh.md",
+    "README.md": "overview.md",
+    "README.zh.md": "overview.zh.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash", ".toml": "toml", ".json": "json", ".cff": "yaml"}
 _SHOWN = re.compile(r"<!-- the site shows: clipx (?P<words>.*?) -->")
+# The plugin that serves the pages as markdown takes them as these functions leave them.
+BEFORE_PLUGINS = 50
 # Where the navigation of mkdocs.yml has the methods' pages.
 METHOD_PAGES = "methods/"
 METHOD_PAGE = Path(__file__).with_name("method_page.md.jinja")
@@ -65,6 +69,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+@event_priority(BEFORE_PLUGINS)
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
+    """Read every page early, because llms.txt is listed by titles, and a page's title is its first heading."""
+    for page in nav.pages:
+        page.read_source(config)
+    return nav
+
+
+@event_priority(BEFORE_PLUGINS)
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turns links to what stands outside docs into links to its page."""
     own = page.file.src_uri
@@ -117,7 +130,7 @@ def linked_files(text: str, page: str) -> set[str]:
 def place_of(target: str) -> str:
     """Where the site has a file or folder of the repository: MkDocs copies the files in docs, but makes no folders."""
     if target == "docs":
-        return "index.md"
+        return "README.md"
     if target in ELSEWHERE:
         return ELSEWHERE[target]
     if target.startswith("docs/") and not (ROOT / target).is_dir():

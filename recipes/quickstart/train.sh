@@ -60,7 +60,7 @@ train() {
     [[ $hardware != cpu ]] || platform=(VERL_PLATFORM=cpu)
     local command=(
         env ${platform[@]+"${platform[@]}"} VERL_FILE_LOGGER_PATH="$RUN_FOLDER/metrics.jsonl"
-        python3 -m verl.trainer.main_ppo +hardware="$hardware" +clipx="$METHOD"
+        python3 -m verl.trainer.main_ppo +hardware="$hardware" +clipx="$METHOD" clipx.receipt=auto
         "${data[@]}" "${actor[@]}" "${rollout[@]}" "${trainer[@]}" "$@"
     )
     print_command "${command[@]}"

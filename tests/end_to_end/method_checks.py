@@ -1,7 +1,7 @@
 """What each method must be seen to do, whichever path of verl trained it.
 
 It follows from the method's own weight: where that is 0, a region has no gradient mass; without bounds, no tokens are
-outside. What else a method shows stands in its test, as `SEEN`.
+outside. What else a method shows stands in its test, as `check_training`.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from verl_clipx.losses.contract.contract import evaluate, every_ratio, example, 
 from verl_clipx.losses.methods import BUILT_IN, METHODS
 
 # What makes a method show itself within a few steps.
-SETTINGS = {method: fact(method, "SEEN_UNDER", ()) for method in BUILT_IN}
+SETTINGS = {method: fact(method, "OVERRIDES_IN_TRAINING", ()) for method in BUILT_IN}
 
 
 # The shares of tokens that a run logs, by their regions.
@@ -28,7 +28,7 @@ def mean(trained: Any, metric: str) -> float:
 
 def regions_of(method: str) -> tuple[set[str], set[str]]:
     """Those of `FRACTIONS` that tokens of any ratio and either sign are in, and all where the weight is not 0."""
-    kind = METHODS[method](**fact(method, "SEEN_AS", {}))
+    kind = METHODS[method](**fact(method, "PARAMETERS_IN_TRAINING", {}))
     usual = evaluate(kind, **inputs_of(kind, example()))
     # A second stage is about the tokens' own means.
     statistics = None if kind.second_statistics_size else usual.statistics
@@ -48,4 +48,4 @@ def check_method(method: str, trained: Any) -> None:
         assert mean(trained, f"actor/clipx/{FRACTIONS[region]}") == 0, region
     for some in (pulling, pulling & {"HP", "LN"}):
         assert not some or sum(mean(trained, f"actor/clipx/gradient_mass/{region}") for region in some) > 0, some
-    fact(method, "SEEN", lambda values: None)(trained.values)
+    fact(method, "check_training", lambda values: None)(trained.values)

@@ -1,7 +1,7 @@
 """tests/gpu on two gloo ranks, with nothing but the device another: what a CPU can run of it passes. Covers, with
 `-m matrix`: all, compiled (the rehearsal in tests/benchmarks/test_gpu_command.py has a part in every run,
 test_invariance.py the engine's options and sharding, tests/losses/applying the compiler). Not covered: what needs a GPU
-(FSDP1, flash attention, Ulysses, host waits, kernels) and vLLM (scripts/gpu.sh).
+(flash attention, Ulysses, host waits, kernels) and vLLM (scripts/gpu.sh).
 """
 
 import re
@@ -19,4 +19,4 @@ def test_what_a_cpu_can_run_passes():
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=300)
     counts = re.findall(r"^(\d+) passed, (\d+) skipped", done.stdout, re.MULTILINE)
     assert done.returncode == 0 and len(counts) == 1, done.stdout[-3000:] + done.stderr[-3000:]
-    assert int(counts[0][0]) >= 20 and int(counts[0][1]) == 5
+    assert int(counts[0][0]) >= 20 and int(counts[0][1]) == 4

@@ -1,6 +1,6 @@
 """What a worker observes, by verl's worker and FSDP2 engine: an update's fingerprint is the same on 1 and 2 ranks (and
 with `-m matrix` 4), in any order and micro-batches, that of the trainer's process, and costs no collective; a part that
-raises on one rank goes off, on all of them if it is joined over ranks. Not covered: what the trainer's process does
+raises on one rank goes off on all of them. Not covered: what the trainer's process does
 with it (tests/training/trainer/test_observing.py), skipped updates (tests/training/worker/test_training_worker.py).
 """
 
@@ -17,8 +17,9 @@ from verl import DataProto
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import ppo_loss
 
+from verl_clipx.training.observing import OFF, UPDATES
 from verl_clipx.training.worker.fingerprints import fingerprints_of, hash_batch, hexadecimal
-from verl_clipx.training.worker.reports import HASHES, OFF, UPDATES
+from verl_clipx.training.worker.update_fingerprints import HASHES
 
 from .training_ranks import actor_config, build_worker, make_policy, make_rows, mini_batch, on_ranks
 
@@ -27,13 +28,13 @@ pytestmark = pytest.mark.end_to_end
 # Of a rollout batch of two updates.
 ROWS, SIZE = 16, 8
 GRPO = ("+clipx=grpo", "clipx.receipt=off", "clipx.compile=false")
-METRICS, TRACES = "the metrics of the loss", "the traces of rank {}"
+METRICS, TRACES = "the metrics of the loss", "the traces"
 # What raises, and what the log calls the part that goes off.
 PLANTED = {
     **dict.fromkeys(["policy_loss.more_sums", "loss_function.exact_metrics", "observe.observed_sums"], METRICS),
     **dict.fromkeys([f"training_worker.{name}" for name in ("over_remaining", "merged_passes", "ages")], METRICS),
     "compiled.token_loss": METRICS,
-    "reports.hash_field": "the fingerprints of updates",
+    "update_fingerprints.hash_field": "the fingerprints of updates",
     "tracer.tokens_of_method": TRACES,
 }
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier")
@@ -100,7 +101,9 @@ def observe_on_rank(rank, world, policy, rows, folder):
             after = [train(worker, rows, rank, world) for _ in range(2)][-1]
         assert calls, planted
         failed[planted] = [None] * world
-        torch.distributed.all_gather_object(failed[planted], {key: of for key, of in after.items() if "clipx" in key})
+        own = {key: of for key, of in after.items() if "clipx" in key}
+        off_here = sorted(worker.observers.off)
+        torch.distributed.all_gather_object(failed[planted], (own, off_here))
     return [metrics[UPDATES] for metrics in orders], collectives, failed
 
 
@@ -142,9 +145,10 @@ def test_an_updates_fingerprint_depends_on_its_rows_alone_and_costs_no_collectiv
 
 @pytest.mark.parametrize("world", WORLDS[:2])
 @pytest.mark.parametrize("planted", PLANTED)
-def test_what_fails_goes_off_on_all_ranks_or_on_the_one_where_nothing_is_joined(results, world, planted):
-    name = PLANTED[planted].format(world - 1)
-    for metrics in results(world)[2][planted]:
+def test_what_fails_on_one_rank_goes_off_on_all(results, world, planted):
+    name = PLANTED[planted]
+    for metrics, off_here in results(world)[2][planted]:
+        assert off_here == [name]
         assert metrics[f"{OFF}{name}"] == [1.0]
         assert ("clipx/ratio_mean" in metrics) == (name != METRICS)
         assert (UPDATES in metrics) == ("fingerprints" not in name)

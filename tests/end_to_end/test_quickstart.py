@@ -116,25 +116,10 @@ def test_grpo_and_acpo_on_one_page(task, tmp_path):
         assert form_of(read_run(SHIPPED / name)) == form_of(run), "old: scripts/demo.py makes the demo's runs anew"
 
 
-# The demo's runs were made before these were logged and recorded. This goes when the runs are made anew.
-YOUNGER_THAN_THE_DEMO = (
-    "actor/clipx/floor",
-    "actor/clipx/receipt_failed",
-    "actor_rollout_ref.actor.policy_loss.run.identity.",
-    "actor_rollout_ref.actor.policy_loss.run.options.remote_backend",
-    "actor_rollout_ref.actor.policy_loss.run.options.runtime.backend",
-    "actor_rollout_ref.actor.policy_loss.run.options.trainer.remote_backend",
-)
-
-
 def form_of(run: Run) -> tuple[set[str], ...]:
-    """A run's metrics and the keys of its configuration, but for validations, the parameter that is given here and what
-    the demo's runs are too old to have.
-    """
-    left_out = ("val-", "timing_s/testing", *YOUNGER_THAN_THE_DEMO)
-    metrics = {name for name in run.log if not name.startswith(left_out)}
-    keys = {key for key in run.configuration if not key.startswith(YOUNGER_THAN_THE_DEMO)}
-    return metrics, {key for key in keys if not key.endswith("clipx.alpha")}
+    """A run's metrics and the keys of its configuration, but for validations and the parameter that is given here."""
+    metrics = {name for name in run.log if not name.startswith(("val-", "timing_s/testing"))}
+    return metrics, {key for key in run.configuration if not key.endswith("clipx.alpha")}
 
 
 @pytest.mark.matrix

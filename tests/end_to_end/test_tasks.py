@@ -3,7 +3,7 @@ after.
 
 Covers that knights and knaves' recipe trains a batch, in one process; with `-m matrix`: knights and knaves, and
 Countdown, with their real rewards; that training helps. Not covered: two ranks (test_training.py), how far longer
-training goes (docs/dev/evaluation.md and docs/tasks have measured runs), GPUs, vLLM.
+training goes (docs/evaluation.md and docs/tasks have measured runs), GPUs, vLLM.
 """
 
 import json

@@ -133,6 +133,7 @@ def test_a_users_own_controller_trains_on_stale_samples_of_asynchronous_ranks(lo
     assert log[["actor/clipx/gradient_mass/HP", "actor/clipx/gradient_mass/LN"]].to_numpy().sum() == 0
     versions = log["actor/clipx/staleness/versions"]
     assert versions.max() > 0.5 and math.isnan(versions[1])
+    assert (log["actor/clipx/staleness/versions_first"] >= versions)[1:].all()
     # verl's KL term is part of what is trained.
     term = log["actor/loss"] - log["actor/pg_loss"]
     assert term.tolist() == pytest.approx((KL_COEFFICIENT * log["actor/kl_loss"]).tolist(), rel=0.01, abs=1e-7)

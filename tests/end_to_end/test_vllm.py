@@ -18,7 +18,7 @@ import pytest
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.papers.tasks.building import build_split
 from verl_clipx.papers.tasks.catalog import definition_named
-from verl_clipx.papers.tasks.pretrained.smollm2 import prepare
+from verl_clipx.papers.tasks.pretrained.smollm2 import prepare_model
 
 from .conftest import Task
 from .method_checks import SETTINGS, check_method
@@ -137,7 +137,7 @@ def test_vllm_samples_from_a_pretrained_model(train_with_vllm, tmp_path):
         "reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.sums.reward",
         "actor_rollout_ref.actor.optim.lr=1e-5",
         "data.max_response_length=8",
-        task=Task(*files, prepare(tmp_path / "models")),
+        task=Task(*files, prepare_model(tmp_path / "models")),
     )
     assert list(run.log.index) == list(range(1, STEPS + 1))
     assert (run.log[f"{PREFIX}/fresh_tokens"] > 0).all()

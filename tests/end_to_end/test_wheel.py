@@ -1,9 +1,9 @@
 """The wheel and the sdist, and the wheel in environments that know nothing of the repository. Covers: content and
 metadata; installation and uninstallation beside verl 0.8.0 and 0.9.1; Hydra groups, losses and commands from
-site-packages; the losses beside torch alone; with `-m matrix`, as at each release, docs/elsewhere.md's trainer in TRL,
-docs/install.md's installation without a network, `uv run --with`, two steps of ACPO, and verl's main on 0.8.0. Not
-covered: Ray's workers under uv, 0.9.0 (test_verl_versions.py), a later version (tests/common/test_verl_version.py),
-other packages of an older verl's environment.
+site-packages; the losses beside torch alone; with `-m matrix`, as at each release, docs/elsewhere.md's trainers in TRL,
+docs/install.md's installation without a network, `uv run --with` and Ray's workers under it, two steps of ACPO, and
+verl's main on 0.8.0. Not covered: uv's projects and lock files, 0.9.0 (test_verl_versions.py), a later version
+(tests/common/test_verl_version.py), other packages of an older verl's environment.
 """
 
 import json
@@ -22,6 +22,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.claims.documents import ROOT, blocks_of
+from verl_clipx.analysis.diagnose.rules import RULES
 
 from .runs import check_receipt, common_overrides, train
 
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.end_to_end
 HIDDEN = re.compile(r"(verl|verl_clipx|hydra_plugins|tests|scripts|recipe|pip|_editable\w*)(-.*|\.pth)?")
 INSTALL = ("install", "--no-compile")
 MAIN = ("-m", "verl.trainer.main_ppo")
+PAGES_OF_RULES = {rule.link.partition("#")[0] for rule in RULES}
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +113,7 @@ def test_the_wheel_carries_the_package_its_groups_and_nothing_else(wheel):
     assert {f"verl_clipx/{name}" for name in below("configs")} == {name for name in names if "/configs/" in name}
     ran = {f"verl_clipx/{name.removeprefix('docs/')}" for name in below("docs/results/cpu") | below("docs/results/gpu")}
     assert ran == {name for name in names if "/results/" in name}
+    assert {name for name in names if "/docs/" in name} == {f"verl_clipx/{page}" for page in PAGES_OF_RULES}
     demo = below("verl_clipx/analysis/demo/shipped")
     assert len(demo) > 20 and demo == {name for name in names if "/shipped/" in name}
     assert {"hydra_plugins/verl_clipx/search_path.py", "hydra_plugins/verl_clipx/preset_source.py"} <= {*names}
@@ -124,7 +127,8 @@ def test_the_sdist_carries_what_the_wheel_is_built_from(artefacts):
     beside = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", ".gitignore", "PKG-INFO"}
     assert beside == {name for name in names if "/" not in name}
     assert {name.split("/")[0] for name in names} - beside == {"verl_clipx", "hydra_plugins", "configs", "docs"}
-    assert {name for name in names if name.startswith("docs/")} == below("docs/results/cpu") | below("docs/results/gpu")
+    pages = {*PAGES_OF_RULES, *below("docs/results/cpu"), *below("docs/results/gpu")}
+    assert {name for name in names if name.startswith("docs/")} == pages
 
 
 def test_the_metadata_are_what_an_index_asks_for(wheel):
@@ -239,7 +243,7 @@ ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=e
 def losses():
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
     return sorted(name for name in POLICY_LOSS_REGISTRY if name.startswith("clipx_"))
-print(ray.get(losses.remote(), timeout=200))
+print(ray.get(losses.remote(), timeout=900))
 """
 
 
@@ -302,7 +306,7 @@ def test_the_losses_need_nothing_but_torch(underneath, wheel, tmp_path):
 
 
 @pytest.mark.matrix
-def test_the_page_s_trainer_has_trl_s_own_gradients_and_those_of_acpo(wheel, tmp_path):
+def test_the_page_s_trainers_have_trl_s_own_gradients_and_those_of_acpo(wheel, tmp_path):
     venv.create(tmp_path / "environment")
     python = tmp_path / "environment" / "bin" / "python"
     (site_packages,) = (tmp_path / "environment").glob("lib/python*/site-packages")
@@ -311,9 +315,10 @@ def test_the_page_s_trainer_has_trl_s_own_gradients_and_those_of_acpo(wheel, tmp
     (site_packages / "underneath.pth").write_text("\n".join(entries))
     pip(python, *INSTALL, "--no-deps", "trl==1.16.0", wheel)
     page = (ROOT / "docs" / "elsewhere.md").read_text()
-    (block,) = [block.text for block in blocks_of(page) if "GRPOTrainer" in block.text]
-    (tmp_path / "clip_trainer.py").write_text(block)
-    done = run(tmp_path, python, ROOT / "tests" / "elsewhere" / "trl_steps.py", PYTHONPATH=str(tmp_path))
+    for module, name in (("clip_trainer", "ClipTrainer"), ("short_trainer", "ShortTrainer")):
+        (block,) = [block.text for block in blocks_of(page) if f"class {name}" in block.text]
+        (tmp_path / f"{module}.py").write_text(block)
+    done = run(tmp_path, python, ROOT / "tests" / "losses" / "trl_steps.py", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     steps = json.loads(done.stdout.splitlines()[-1])
     assert all(max(apart) < 1e-6 for apart in steps["apart"].values()), steps
@@ -339,3 +344,18 @@ def test_uv_run_layers_the_wheel_over_verls_environment_and_leaves_that_as_it_is
     # Without the plugin it is a key that nothing reads.
     assert "\nclipx: acpo\n" in without.stdout and "clipx_acpo" not in without.stdout
     assert packages(python) == before
+
+
+@pytest.mark.matrix
+def test_rays_workers_have_the_wheel_that_uv_run_layers_for_them(beside, wheel, tmp_path):
+    python, _ = beside
+    uv = (str(Path(sys.executable).with_name("uv")), "run", "--no-project", "--python", str(python))
+    for added in (("--with", str(wheel)), ()):
+        # The prefix of a worker's command, as verl's scripts set it.
+        environment = {"py_executable": " ".join([*uv, *added])}
+        task = ("python", "-c", IN_A_TASK, repr(environment))
+        # As verl sets it, so that Ray does not give its workers the command of this process.
+        own = {"PYTHONPATH": "", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "UV_CACHE_DIR": str(tmp_path / "cache")}
+        done = run(tmp_path, *uv, *task, **own)
+        assert done.returncode == 0, done.stderr
+        assert ("clipx_acpo" in done.stdout) == bool(added), done.stdout

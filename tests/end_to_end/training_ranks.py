@@ -4,13 +4,14 @@ In float64, which verl does not offer: the bounds can then be compared to 1e-12,
 left. The optimizer's step only records the gradient, so that every case starts from the same weights.
 """
 
+import contextlib
 import functools
 import multiprocessing
 import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -173,8 +174,6 @@ def full_gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -> Result:
     """One optimizer step under a case's settings, which are composed in `config`."""
-    from verl.utils import tensordict_utils as tu
-    from verl.utils.metric import Metric
     from verl.workers.utils.losses import ppo_loss
 
     from verl_clipx.training.worker.layout import TokenPass
@@ -185,21 +184,58 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
     part, parts = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
     share = rows[part * len(rows) // parts : (part + 1) * len(rows) // parts]
     data = mini_batch(share, sequences=len(rows))
-    dynamic = {"use_dynamic_bsz": case.dynamic_tokens is not None, "max_token_len_per_gpu": case.dynamic_tokens}
-    tu.assign_non_tensor(data, **dynamic, micro_batch_size_per_gpu=case.micro_batch_size or len(share))
+    set_micro_batches(data, case, sequences=len(share))
     if case.infer:
         result.log_probs = log_probs_of_all(worker, data.copy(), share)
         layers = [value for name, value in engine.module.named_parameters() if ".layers." in name]
         # Whether the pass has left the layers' weights whole on each rank.
         result.options["layers are whole"] = not any(isinstance(value, DTensor) for value in layers)
+    # Before the plugin wraps it.
+    engine.optimizer_step = step_into(result, worker)
+    worker.set_loss_fn(partial(ppo_loss, config=config))
+    for observer in [*worker.observers]:
+        # The receipt, as after a run's first rollout batch: its collectives are counted.
+        worker.observers.remove(observer)
+    if case.token_pass is not None:
+        # Not the first update, whose ratio may be taken for 1.
+        worker.batch = RolloutBatch(token_pass=TokenPass(case.token_pass, 0.05, True), updates_before_pass=1)
+    with counting(engine, result):
+        output = worker.train_batch(data)
+    # The class's own again, for the next case.
+    del engine.optimizer_step
+    worker.batch = None
+    result.metrics = metrics_in(output)
+    return result
 
-    all_reduce = torch.distributed.all_reduce
+
+def set_micro_batches(data: Any, case: Case, *, sequences: int) -> None:
+    """Tells verl how to divide this rank's `sequences`."""
+    from verl.utils import tensordict_utils as tu
+
+    tu.assign_non_tensor(
+        data,
+        use_dynamic_bsz=case.dynamic_tokens is not None,
+        max_token_len_per_gpu=case.dynamic_tokens,
+        micro_batch_size_per_gpu=case.micro_batch_size or sequences,
+    )
+
+
+def step_into(result: Result, worker: Any) -> Callable[[], float]:
+    """An optimizer step that leaves the weights as they are, and puts their gradients into the result."""
 
     def optimizer_step():
-        result.gradients = full_gradients(engine.module)
+        result.gradients = full_gradients(worker.engine.module)
         if worker.step is not None and worker.step.decision is not None:
             result.decision = worker.step.decision.tolist()
         return 1.0
+
+    return optimizer_step
+
+
+@contextlib.contextmanager
+def counting(engine: Any, result: Result) -> Iterator[None]:
+    """In the block, forward passes, the rows of their inputs and the plugin's collectives go into the result."""
+    all_reduce = torch.distributed.all_reduce
 
     def counted_forward(*args, **kwargs):
         result.forwards += 1
@@ -212,28 +248,27 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
         result.collectives += "verl_clipx" in sys._getframe(1).f_code.co_filename
         return all_reduce(*args, **kwargs)
 
-    engine.optimizer_step = optimizer_step
-    worker.set_loss_fn(partial(ppo_loss, config=config))
-    for observer in [*worker.observers]:
-        # The receipt, as after a run's first rollout batch: its collectives are counted.
-        worker.observers.remove(observer)
-    if case.token_pass is not None:
-        # Not the first update, whose ratio may be taken for 1.
-        worker.batch = RolloutBatch(token_pass=TokenPass(case.token_pass, 0.05, True), updates_before_pass=1)
     hook = engine.module.register_forward_pre_hook(rows_of_input, with_kwargs=True)
     with (
         patch.object(engine, "forward_step", counted_forward),
         patch.object(torch.distributed, "all_reduce", counted_all_reduce),
     ):
-        output = worker.train_batch(data)
+        yield
     hook.remove()
-    # The class's own again, for the next case.
-    del engine.optimizer_step
-    worker.batch = None
-    for key, value in ({} if output is None else tu.get(output, "metrics")).items():
+
+
+def metrics_in(output: Any) -> dict[str, float]:
+    """The metrics of an optimizer step over all ranks, by their names; none on a rank without outputs."""
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.metric import Metric
+
+    if output is None:
+        return {}
+    metrics = {}
+    for key, value in tu.get(output, "metrics").items():
         if isinstance(value, list) and isinstance(value[0], Metric):
-            result.metrics[key] = float(Metric.aggregate_dp(value))
-    return result
+            metrics[key] = float(Metric.aggregate_dp(value))
+    return metrics
 
 
 def options_in_force(engine: Any) -> dict[str, Any]:

@@ -10,8 +10,10 @@ ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
 
 # Appends its name and arguments to $CALLS, one call a line, quoted; then does what the test says.
+# A line is written at once: scripts run some commands side by side, and two printfs would mix their lines.
 STAND_IN = """#!/usr/bin/env bash
-{{ printf '%q ' "${{0##*/}}" "$@"; echo; }} >>"$CALLS"
+printf -v call '%q ' "${{0##*/}}" "$@"
+printf '%s\\n' "$call" >>"$CALLS"
 {body}
 """
 
