@@ -24,7 +24,8 @@ import typer
 from known_faults import make_trainer, settings_of
 from one_process.only_rank import become_only_rank
 
-from verl_clipx.analysis.certify.questions import Arms, Verdict, answers_of
+from verl_clipx.analysis.certify.arms import Arms, Verdict
+from verl_clipx.analysis.certify.questions import answers_of
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.run.keys import nested
 

@@ -23,11 +23,13 @@ from verl_clipx.analysis.diagnose.rule import Rule
 from verl_clipx.analysis.diagnose.rules import RULES
 from verl_clipx.analysis.diagnose.timeline import changes
 from verl_clipx.analysis.runs import keys
+from verl_clipx.analysis.runs.floor import clipped_by_step
 from verl_clipx.analysis.runs.folder import RunFolder
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.run_log import not_finite_in, table_of, with_entropy
 from verl_clipx.common.files import read_text, write_text
 from verl_clipx.common.statistics.estimate import share
+from verl_clipx.papers.tables.collect import read_configurations
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, RESULTS = DOCS / "dev/diagnosis_evidence.md", DOCS / "results"
@@ -50,6 +52,18 @@ CHANGED_FOR = {
 }
 NOT_COUNTED = CHANGED_FOR | {"reward_for_a_letter-seed31.jsonl.gz"}
 ALL_RULES = "**all rules together**"
+# Logs that say how much rounding clips, and the rule that reads it.
+WITH_FLOOR, ROUNDING = RESULTS / "runs/evidence_default", "clipping can't be told from rounding"
+# Made-up ones: how many of a kind, their steps, the updates of each, and the share of the tokens that rounding clips.
+MADE_UP, STEPS, UPDATES, ROUNDED = 50, 30, 4, 0.002
+TOKENS_OF_RESPONSE = 200
+FOUR_UPDATES = {
+    "trainer.use_v1": True,
+    "trainer.v1.trainer_mode": "sync",
+    "data.train_batch_size": UPDATES,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 1,
+    "actor_rollout_ref.actor.ppo_epochs": 1,
+}
 # A finding that begins within so many steps of the fault is in time.
 IN_TIME = 2
 # By fault what it acts on first, of what the logs have.
@@ -267,6 +281,61 @@ def counted(rows: list[tuple[str, list[bool]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def runs_with_floor() -> list[Run]:
+    """The runs that chose the learning rates of docs/results/protocol_default.md and that the rule on rounding reads.
+
+    They compute in float32.
+    """
+    configurations = read_configurations(WITH_FLOOR)
+    folders = [RunFolder(path) for path in sorted((WITH_FLOOR / "tuning").rglob("*.jsonl.gz"))]
+    runs = [run_of(table_of(kept.rows), configurations[kept.record["config_hash"]], kept.path.name) for kept in folders]
+    return [run for run in runs if len(clipped_by_step(run))]
+
+
+def made_up_clipping(tokens: int, times: float, generator: numpy.random.Generator) -> Run:
+    """A log in which rounding clips a share of the tokens of each update.
+
+    Responses clip together: the share of each response is drawn, from a distribution as wide as its mean.
+
+    Args:
+        tokens: of an update.
+        times: how many times as many tokens the updates after the first clip; at 1 all of it is rounding.
+    """
+    responses = tokens // TOKENS_OF_RESPONSE
+
+    def clipped(share: float) -> float:
+        shares = generator.exponential(share, size=(STEPS, responses)).clip(max=1)
+        return generator.binomial(TOKENS_OF_RESPONSE, shares).sum(1) / tokens
+
+    first = clipped(ROUNDED)
+    later = sum(clipped(times * ROUNDED) for _ in range(UPDATES - 1))
+    log = {
+        keys.FLOOR_LOW: first,
+        keys.FLOOR_HIGH: 0.0,
+        keys.CLIPPED_LOW: (first + later) / UPDATES,
+        keys.CLIPPED_HIGH: 0.0,
+        keys.FLOOR_TOKENS.replace("*", "0"): float(tokens),
+    }
+    return run_of(pandas.DataFrame(log, index=range(1, STEPS + 1)), FOUR_UPDATES, "made up")
+
+
+def rounding_table() -> str:
+    """How often the rule on rounding is met: in kept runs, and in made-up ones by what their clipping is."""
+    (rule,) = [rule for rule in RULES if rule.name == ROUNDING]
+    rows = [("runs in float32", [rule.onset(run) is not None for run in runs_with_floor()])]
+    generator = numpy.random.default_rng(0)
+    for tokens in (2_000, 20_000, 200_000):
+        for times in (1, 1.5, 2, 4):
+            runs = [made_up_clipping(tokens, times, generator) for _ in range(MADE_UP)]
+            rows.append(
+                (
+                    f"made-up logs, {tokens:,} tokens an update: clipped {times:g} times as much",
+                    [rule.onset(run) is not None for run in runs],
+                )
+            )
+    return counted(rows)
+
+
 def timeline_table() -> str:
     """How often the timeline has a change in healthy logs, and the trigger of a known fault in time."""
     healthy, known = healthy_runs(), {run.name for run in controls()}
@@ -318,6 +387,7 @@ def tables() -> dict[str, str]:
         "summary": summary(trials, {"runs of the table reversal": controls()}),
         "faults": faults_table(trials),
         "false alarms": alarms_table(false_alarms()),
+        "rounding": rounding_table(),
         "timeline": timeline_table(),
     }
 

@@ -2,7 +2,7 @@
 
 Run: python benchmarks/evidence.py [--protocol default]    go on with the same command
      python benchmarks/evidence.py --only tuning/old/acpo-0.0003-seed901 --runs FOLDER    one run again
-     python benchmarks/evidence.py --lower-rates    those of docs/results/lower_rates.md
+     python benchmarks/evidence.py --lower-rates    those of docs/results/small_runs.md
 
 benchmarks/evidence.yaml has the columns and rows of docs/results/protocol.md, benchmarks/evidence_default.yaml those of
 docs/results/protocol_default.md. A run's log is kept when the run ends. benchmarks/evidence_table.py makes the table.
@@ -72,7 +72,7 @@ class Protocol:
 
     @property
     def wider_rates(self) -> list[float]:
-        """`rates`, and below them those of docs/results/lower_rates.md."""
+        """`rates`, and below them those of docs/results/small_runs.md."""
         return [*self.table.get("lower_rates", ()), *self.rates]
 
     @property
@@ -336,7 +336,7 @@ def schedule_of_run(protocol: Protocol, config: Any) -> dict[str, Any]:
     """
     from verl_clipx.run.resolve import resolve
 
-    schedule = resolve(config).run.schedule
+    schedule = resolve(config).record.schedule
     if schedule.starts_at_ratio_one != protocol.is_decoupled:
         raise ValueError(
             f"the run's schedule is not that of {protocol.table['mode']} mode: "

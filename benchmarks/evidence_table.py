@@ -1,23 +1,22 @@
-"""Writes evidence.json and the tables of docs/results/evidence.md and lower_rates.md from the kept runs.
+"""Writes evidence.json, and the tables in bypass mode of evidence.md and small_runs.md, from the kept runs.
 
 Run: python benchmarks/evidence_table.py
-     python benchmarks/evidence_table.py --protocol default    evidence_default.json
+
+benchmarks/evidence_default_table.py writes those in verl's default mode.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import typer
 from evidence import (
     BYPASS,
     COUNTED,
-    DEFAULT,
     EXPLORATORY,
     FRESH,
-    PROTOCOLS,
     SECOND_LOOK,
     TUNING,
     Outcomes,
@@ -26,7 +25,6 @@ from evidence import (
     last_reward,
     mean_reward,
     outcomes_in,
-    protocol_named,
     queue,
     read_kept,
     seeds_of,
@@ -48,10 +46,9 @@ TABLE, COLUMNS, ROWS, RATES, WIDER_RATES = BYPASS.table, BYPASS.columns, BYPASS.
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results" / "evidence.json"
-OF_DEFAULT = DOCS / "results" / "evidence_default.json"
 PAGE = DOCS / "results" / "evidence.md"
 AMENDMENTS = "\n## Amendments\n"
-LOWER_RATES, RULE = DOCS / "results" / "lower_rates.md", "## Rule\n"
+LOWER_RATES, RULE = DOCS / "results" / "small_runs.md", "### Rule\n"
 BEGIN, END = "<!-- from here on: benchmarks/evidence_table.py -->\n", "<!-- up to here -->\n"
 
 # The outcomes that are described.
@@ -67,8 +64,8 @@ def hash_of_protocol(protocol: Protocol) -> str:
 
 
 def hash_of_rule() -> str:
-    """The hash of the section of docs/results/lower_rates.md that was committed before its runs."""
-    return hashlib.sha256(read_text(LOWER_RATES).partition(RULE)[2].partition("\n## ")[0].encode()).hexdigest()
+    """The hash of the section of docs/results/small_runs.md that was committed before its runs."""
+    return hashlib.sha256(read_text(LOWER_RATES).partition(RULE)[2].partition("\n### ")[0].encode()).hexdigest()
 
 
 def no_worse(row: list[float], best: list[float], margin: float) -> dict[str, float]:
@@ -130,18 +127,26 @@ def made_of(protocol: Protocol, outcomes: Outcomes) -> dict[str, int]:
     return {part: sum(run.part == part for run in wanted) for part in (TUNING, COUNTED)}
 
 
-def cells_of(protocol: Protocol) -> dict[str, Cells]:
-    """The numbers of a protocol's committed runs, by part."""
+Steps = Mapping[int, Mapping[str, float]]
+"""A run's metrics, by step."""
+
+
+def cells_of(protocol: Protocol, measure: Callable[[Steps], dict[str, float]]) -> dict[str, Cells]:
+    """The numbers of a protocol's committed runs, by part.
+
+    Args:
+        measure: makes them from a run's metrics.
+    """
     cells: dict[str, Cells] = {TUNING: {}, COUNTED: {}, SECOND_LOOK: {}, EXPLORATORY: {}}
     for path in sorted(protocol.runs.glob(f"*/*/*{KEPT}")):
         run, record, steps = read_kept(path)
         row = cells[run.part].setdefault(run.column, {}).setdefault(run.row, [])
-        numbers = numbers_of_run(steps) | {"seconds": record["seconds"]}
+        numbers = measure(steps) | {"seconds": record["seconds"]}
         row.append({"seed": run.seed, "rate": run.rate, **{key: round(value, 4) for key, value in numbers.items()}})
     return cells
 
 
-def numbers_of_run(steps: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+def numbers_of_run(steps: Steps) -> dict[str, float]:
     """A run's outcomes; rewards are in points."""
     fresh = [step[FRESH] for step in steps.values()]
     return {
@@ -164,7 +169,7 @@ def means_of(counted: Cells, outcome: str) -> dict[str, dict[str, list[float]]]:
 def collect() -> dict[str, Any]:
     """All numbers of the table in bypass mode, from the kept runs; raises as `outcomes_of_all`."""
     outcomes = outcomes_of_all(BYPASS)
-    cells = cells_of(BYPASS)
+    cells = cells_of(BYPASS, numbers_of_run)
     best = {column: best_fixed(BYPASS, column, outcomes) for column in COLUMNS}
     return {
         "protocol": TABLE["protocol"],
@@ -176,54 +181,8 @@ def collect() -> dict[str, Any]:
     }
 
 
-def collect_default() -> dict[str, Any]:
-    """All numbers of the table in verl's default mode, from the kept runs; raises as `outcomes_of_all`."""
-    outcomes = outcomes_of_all(DEFAULT)
-    cells = cells_of(DEFAULT)
-    return {
-        "protocol": DEFAULT.table["protocol"],
-        "made": made_of(DEFAULT, outcomes),
-        "best_fixed": {column: best_fixed(DEFAULT, column, outcomes) for column in DEFAULT.columns},
-        "hypothesis": hypothesis_of(means_of(cells[COUNTED], DEFAULT.table["outcome"]), **DEFAULT.table["hypothesis"]),
-        "described": describe(cells[COUNTED]),
-        "pretrained": describe(cells[SECOND_LOOK]),
-        **cells,
-    }
-
-
-def hypothesis_of(
-    means: Mapping[str, Mapping[str, list[float]]], *, more: float, narrow: str, wide: str
-) -> dict[str, dict[str, float]]:
-    """The test of docs/results/protocol_default.md: one row earns more than another by more than some points.
-
-    Args:
-        means: the primary outcome of the counted seeds, by column and row.
-        more: the points.
-
-    Returns:
-        By column the difference of the means, the ends of its two-sided 95 % interval (Welch), the one-sided p-value
-        against a true difference of `more` or less, and Holm's over the columns.
-    """
-    found = {column: difference_of(rows[narrow], rows[wide], more) for column, rows in means.items()}
-    adjusted = holm([result["p_value"] for result in found.values()])
-    return {column: {**found[column], "holm": p} for column, p in zip(found, adjusted, strict=True)}
-
-
-def difference_of(narrow: list[float], wide: list[float], more: float) -> dict[str, float]:
-    """The difference of two rows' means, second minus first, as `hypothesis_of` has it."""
-    ends = stats.ttest_ind(wide, narrow, equal_var=False).confidence_interval(1 - LEVEL)
-    shifted = stats.ttest_ind(np.subtract(wide, more), narrow, equal_var=False, alternative="greater")
-    result = {
-        "difference": np.mean(wide) - np.mean(narrow),
-        "low": ends.low,
-        "high": ends.high,
-        "p_value": shifted.pvalue,
-    }
-    return {key: round(float(value), 6) for key, value in result.items()}
-
-
 def lower_rates(outcomes: Outcomes, cells: dict[str, Cells]) -> list[dict[str, Any]]:
-    """The rows of docs/results/lower_rates.md: each rate's mean on the tuning seeds, the counted runs at the best."""
+    """The rows of docs/results/small_runs.md: each rate's mean on the tuning seeds, the counted runs at the best."""
     found = []
     places = [(column, name) for column in COLUMNS for name in BYPASS.rows_of(column)]
     for column, name in places:
@@ -250,19 +209,19 @@ def lower_rates(outcomes: Outcomes, cells: dict[str, Cells]) -> list[dict[str, A
 
 
 def numbers_of_lower_rates(results: dict[str, Any]) -> str:
-    """The part of docs/results/lower_rates.md that this writes."""
+    """The part of docs/results/small_runs.md that this writes."""
     rows = results["lower_rates"]
     rates = [f"{rate:g}" for rate in reversed(WIDER_RATES) if any(f"{rate:g}" in of["tuning"] for of in rows)]
     every, finished = [of for of in rows if of["tuning"]], [of for of in rows if of["rate"] is not None]
-    return fill("lower_rates", results, rates=rates, every=every, finished=finished, highest=RATES[0])
+    return fill("lower_rates", BYPASS, results, rates=rates, every=every, finished=finished, highest=RATES[0])
 
 
-def describe(counted: Cells) -> dict[str, Any]:
+def describe(counted: Cells, outcomes: Sequence[str] = DESCRIBED) -> dict[str, Any]:
     """Mean and 95 % interval over the seeds of each outcome, by column and row, and how many runs collapsed."""
     return {
         column: {
             name: {"seeds": len(runs), "collapsed": sum(run["collapsed"] for run in runs)}
-            | {outcome: interval([run[outcome] for run in runs]) for outcome in DESCRIBED}
+            | {outcome: interval([run[outcome] for run in runs]) for outcome in outcomes}
             for name, runs in rows.items()
         }
         for column, rows in counted.items()
@@ -275,9 +234,9 @@ def interval(values: list[float]) -> list[float]:
     return [round(value, 4) for value in (found.mean, found.low, found.high) if value is not None]
 
 
-def shown(described: dict[str, Any]) -> list[str]:
+def shown(described: dict[str, Any], protocol: Protocol) -> list[str]:
     """The rows that have counted runs, in the table's order."""
-    return [name for name in ROWS if any(name in described.get(column, {}) for column in COLUMNS)]
+    return [name for name in protocol.rows if any(name in described.get(column, {}) for column in protocol.columns)]
 
 
 def half(values: list[float], form: str) -> str:
@@ -286,12 +245,16 @@ def half(values: list[float], form: str) -> str:
     return f"{mean:{form}}±{(ends[1] - ends[0]) / 2:{form}}" if ends else f"{mean:{form}}"
 
 
-def fill(name: str, results: dict[str, Any], **others: Any) -> str:
-    """Returns the part of a page that this writes, by the template that stands beside this file."""
+def fill(name: str, protocol: Protocol, results: dict[str, Any], **others: Any) -> str:
+    """Returns the part of a page that a script writes, by the template that stands beside this file."""
     template = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    template.filters |= {"half": half, "shown": shown, "title_of": lambda row: ROWS[row]["title"]}
+    template.filters |= {
+        "half": half,
+        "shown": lambda described: shown(described, protocol),
+        "title_of": lambda row: protocol.rows[row]["title"],
+    }
     text = read_text(Path(__file__).with_name(f"{name}.md.jinja"))
-    return template.from_string(text).render(results, columns=COLUMNS, rows=ROWS, **others)
+    return template.from_string(text).render(results, columns=protocol.columns, rows=protocol.rows, **others)
 
 
 def numbers_of(results: dict[str, Any]) -> str:
@@ -302,24 +265,24 @@ def numbers_of(results: dict[str, Any]) -> str:
             for column, runs in results[COUNTED].items()
             for run in runs.get(name, [])
         )
-        for name in shown(results["described"])
+        for name in shown(results["described"], BYPASS)
     }
-    return fill("evidence", results, lowest=lowest, look=TABLE[SECOND_LOOK])
+    return fill("evidence", BYPASS, results, lowest=lowest, look=TABLE[SECOND_LOOK])
 
 
-def main(
-    name: Annotated[str, typer.Option("--protocol", help=f"One of {', '.join(PROTOCOLS)}.")] = "bypass",
-) -> None:
+def replace_part(page: Path, begin: str, end: str, text: str) -> None:
+    """Writes the part of a page between two of its lines anew."""
+    before, _, rest = read_text(page).partition(begin)
+    write_text(page, f"{before}{begin}{text}{end}{rest.partition(end)[2]}")
+
+
+def main() -> None:
     """Collects, and writes the pages' numbers."""
     with failing():
-        if protocol_named(name) is DEFAULT:
-            write_json(OF_DEFAULT, collect_default())
-            return
         results = collect()
     write_json(RESULTS, results)
-    for page, numbers in ((PAGE, numbers_of(results)), (LOWER_RATES, numbers_of_lower_rates(results))):
-        before, _, rest = read_text(page).partition(BEGIN)
-        write_text(page, f"{before}{BEGIN}{numbers}{END}{rest.partition(END)[2]}")
+    replace_part(PAGE, BEGIN, END, numbers_of(results))
+    replace_part(LOWER_RATES, BEGIN, END, numbers_of_lower_rates(results))
 
 
 if __name__ == "__main__":

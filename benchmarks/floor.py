@@ -1,6 +1,7 @@
 """How much of the clipping is rounding: verl's log-probabilities of the same tokens, computed twice: docs/floor.md.
 
 Run: python benchmarks/floor.py --model FOLDER    (a few minutes on two cores; without --model a tiny policy alone)
+     python benchmarks/floor.py --model FOLDER --standing    trainings at a learning rate of 0 instead
 FOLDER is what `python -m verl_clipx.papers.tasks.pretrained CACHE` prints: SmolLM2-135M-Instruct.
 
 Responses are sampled at temperature 1, and no step is taken. verl's own engine (FSDP2, one rank) then computes their
@@ -22,6 +23,7 @@ import torch
 import typer
 from one_process.only_rank import become_only_rank
 from shared import table
+from standing import PROMPTS, RUNS, STEPS, Standing, train_standing
 from torch import Tensor
 from worker_update import DEVICE, Row, build_worker, compose_run, rollout_batch
 
@@ -38,6 +40,7 @@ ENGINE = (
 )
 TOPICS = ("a river", "the moon", "bread", "a lost key", "winter", "two friends", "an old ship", "a quiet street")
 BINS = 5
+HELD = {"clip_fraction": 0.02, "second_moment": 0.01}
 CONTROLLERS = ("grpo", "acpo", "bapo", "m2po", "dcpo", "clip_cov", "kl_cov")
 # Bounds on the ratio by the method that has them; a width w means 1 / (1 + w) to 1 + w.
 BOUNDS = {"0.9 to 1.1": (0.9, 1.1), "GRPO": (0.8, 1.2), "DAPO": (0.8, 1.28), "width 1": (0.5, 2.0)}
@@ -79,14 +82,16 @@ class Differences(NamedTuple):
         return (self.new.float() - self.old.float()).double()
 
 
+def stories(count: int) -> list[str]:
+    """Returns prompts that ask for short stories."""
+    return [f"Tell a short story about {TOPICS[number % len(TOPICS)]}, number {number}." for number in range(count)]
+
+
 def prompts_of(tokenizer: Any, count: int, *, tiny: bool) -> list[list[int]]:
     """Returns prompts as tokens: sums for the tiny policy, which knows nothing else, and short stories."""
-    texts = []
-    for number in range(count):
-        if tiny:
-            texts.append(f"What is {2 + number % 17} + {3 + number % 13}?")
-        else:
-            texts.append(f"Tell a short story about {TOPICS[number % len(TOPICS)]}, number {number}.")
+    texts = stories(count)
+    if tiny:
+        texts = [f"What is {2 + number % 17} + {3 + number % 13}?" for number in range(count)]
     return [
         tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)["input_ids"]
         for text in texts
@@ -210,12 +215,15 @@ def controllers(differences: Differences, rows: list[Row]) -> dict[str, dict[str
     """Returns what each method decides from tokens that have not moved, and how many of them it clips."""
     from verl_clipx.losses.applying.loss import apply
     from verl_clipx.losses.methods import METHODS
+    from verl_clipx.losses.modifiers.hold import Hold, held
 
     inputs, found = inputs_of(differences, rows), {}
     # Clip-Cov clips a few tokens at any ratio; its covariances are those of these advantages.
-    for name in CONTROLLERS:
-        # M2PO measures to the sampler, whose log-probabilities would be those of another engine.
-        method = METHODS[name](**({"behaviour": "old"} if name == "m2po" else {}))
+    # M2PO measures to the sampler, whose log-probabilities would be those of another engine.
+    methods = {name: METHODS[name](**({"behaviour": "old"} if name == "m2po" else {})) for name in CONTROLLERS}
+    for target, value in HELD.items():
+        methods[f"grpo, {target} held at {value}"] = held(METHODS["grpo"](), Hold(target=target, value=value))
+    for name, method in methods.items():
         applied = apply(method, None, inputs)
         logged = method.metrics(applied.statistics, applied.decision) if method.statistics_size else {}
         bounded = method.bounded(applied.tokens)
@@ -271,17 +279,57 @@ def show(name: str, found: dict[str, Any]) -> None:
     print(table(["tokens: mean abs. log-ratio, outside 0.9 to 1.1", *(f"bin {k}" for k in range(BINS))], lines))
 
 
+def show_standing(name: str, found: dict[str, Standing]) -> None:
+    """Prints what the updates of trainings saw that did not move."""
+    print(f"\n{name}, {STEPS} rollout batches: mean absolute log-ratio (tokens)\n")
+    heads = [
+        "micro-batches",
+        "first floor",
+        "second floor",
+        "later updates",
+        "from",
+        "to",
+        "outside 0.8 to 1.2",
+        "nearer",
+    ]
+    lines = []
+    for cut, standing in found.items():
+        first, second, later = standing.tokens
+        mean = sum(standing.later) / len(standing.later)
+        lines.append(
+            [
+                cut,
+                f"{standing.first:.2g} ({first})",
+                f"{standing.second:.2g} ({second})",
+                f"{mean:.2g} ({later} in {len(standing.later)} updates)",
+                f"{min(standing.later):.2g}",
+                f"{max(standing.later):.2g}",
+                f"{100 * standing.outside:.2g} %",
+                standing.nearer,
+            ]
+        )
+    print(table(heads, lines))
+
+
 def main(
     model: Annotated[Path | None, typer.Option(help="Folder of a pretrained model.")] = None,
     count: Annotated[int, typer.Option(help="Responses, a multiple of 8.")] = 24,
     response: Annotated[int, typer.Option(help="Tokens of the longest response.")] = 56,
     precision: Annotated[list[str] | None, typer.Option(help="float32 and these; all by default.")] = None,
+    standing: Annotated[bool, typer.Option(help="Train the model where it stands still instead.")] = False,
     output: Annotated[Path | None, typer.Option("--json", help="A file for the figures.")] = None,
 ) -> None:
     """Print, for a tiny policy and a model, how far two passes of the same weights lie apart."""
     torch.set_num_threads(int(os.environ.get("THREADS", "2")))
     become_only_rank(DEVICE)
     os.environ |= {"HF_HUB_OFFLINE": "1", "RAY_ADDRESS": os.environ.get("RAY_ADDRESS", "127.0.0.1:6379")}
+    if standing:
+        if model is None:
+            raise typer.BadParameter("--standing trains a pretrained model: give its folder by --model")
+        texts = stories(PROMPTS * STEPS)
+        runs = {cut: train_standing(model, texts, overrides) for cut, overrides in RUNS.items()}
+        show_standing(model.name, runs)
+        return
     precisions = ["float32", *(name for name in precision or PRECISIONS if name != "float32")]
     figures = {"device": DEVICE, "torch": torch.__version__, "models": {}}
     for name, folder in (("tiny policy", TINY), ("model", model)):

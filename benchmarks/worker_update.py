@@ -96,7 +96,7 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1) -> Update:
         data = rollout_batch(share, mini_batch=len(rows) // updates)
         decisions = Decisions()
         if worker.actor.policy_loss is not None:
-            worker.actor.observers.append(decisions)
+            worker.actor.observers.add(decisions)
         output = worker.update_actor(data)
         state_on = devices_of(engine)
         after = weights(engine)

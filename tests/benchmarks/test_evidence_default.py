@@ -2,10 +2,12 @@
 what a kept log says of the code that made it. Not covered: that a run is made (test_scripts.py).
 """
 
+import re
 import subprocess
 from pathlib import Path
 
 import evidence
+import evidence_default_table
 import evidence_table
 import pytest
 from evidence import COUNTED, DEFAULT, TUNING, Wanted, queue, second_look
@@ -13,7 +15,7 @@ from one_process import kept, trainer, trees
 
 from tests.analysis.runs.example_runs import write_log
 from verl_clipx.analysis.runs.folder import KEPT
-from verl_clipx.common.files import hash_of_json
+from verl_clipx.common.files import hash_of_json, read_json, read_text
 from verl_clipx.papers.tables.collect import read_configurations
 from verl_clipx.run.resolve import resolve
 
@@ -122,11 +124,11 @@ OF_EACH_COLUMN = [Wanted(COUNTED, column, "grpo", 3e-4, 1) for column in COLUMNS
 @pytest.mark.parametrize("run", [*OF_EACH_ROW, *OF_EACH_COLUMN, second_look(DEFAULT)[0]], ids=lambda run: run.name)
 def test_each_run_is_decoupled_with_the_dual_clip_that_a_users_command_has(on_cpu, run):
     found = composed(run)
-    assert found.run.schedule.starts_at_ratio_one
+    assert found.record.schedule.starts_at_ratio_one
     assert "old_log_probs are recomputed with the weights at the start" in found.description.line
     is_clip = ROWS[run.row]["overrides"][0] in ("+clipx=grpo", "+clipx=dapo")
     assert getattr(found.clipx.method, "dual_clip", None) == (3 if is_clip else None)
-    assert found.run.schedule.updates == {"fresh_16": 16, "fresh_64": 64}.get(run.column, 4)
+    assert found.record.schedule.updates == {"fresh_16": 16, "fresh_64": 64}.get(run.column, 4)
 
 
 @pytest.mark.slow
@@ -143,18 +145,106 @@ def test_the_hypothesis_is_welchs_test_against_five_points_by_hand():
 
     The t of 97.5 % is 2.7764; that of one point above the 5 is 1.2247, whose upper tail is 0.1439.
     """
-    narrow, wide = [10, 11, 12], [16, 17, 18]
-    found = evidence_table.difference_of(narrow, wide, more=5)
-    ends = {"low": 6 - 2.7764 * 0.8165, "high": 6 + 2.7764 * 0.8165}
-    assert found == pytest.approx({"difference": 6, **ends, "p_value": 0.1439}, abs=2e-4)
+    ends = {"old": {"narrow": [10, 11, 12], "wide": [16, 17, 18]}}
+    result = evidence_default_table.judge_hypothesis(ends, more=5, narrow="narrow", wide="wide")
+    low, high = 6 - 2.7764 * 0.8165, 6 + 2.7764 * 0.8165
+    expected = {"difference": 6, "low": low, "high": high, "p_value": 0.1439, "holm": 0.1439}
+    assert result["old"] == pytest.approx(expected, abs=2e-4)
 
 
 def test_holm_corrects_over_the_columns():
     """p-values of 0.1439 and, for a difference of 0, nearly 1: the smaller one is doubled."""
-    means = {"old": {"a": [10, 11, 12], "b": [16, 17, 18]}, "noisy": {"a": [10, 11, 12], "b": [10, 11, 12]}}
-    found = evidence_table.hypothesis_of(means, more=5, narrow="a", wide="b")
-    assert found["old"]["holm"] == pytest.approx(2 * 0.1439, abs=2e-4)
-    assert found["noisy"]["holm"] == found["noisy"]["p_value"] > 0.99
+    ends = {"old": {"a": [10, 11, 12], "b": [16, 17, 18]}, "noisy": {"a": [10, 11, 12], "b": [10, 11, 12]}}
+    result = evidence_default_table.judge_hypothesis(ends, more=5, narrow="a", wide="b")
+    assert result["old"]["holm"] == pytest.approx(2 * 0.1439, abs=2e-4)
+    assert result["noisy"]["holm"] == result["noisy"]["p_value"] > 0.99
+
+
+def test_a_correction_is_compared_where_it_was_trained_alone():
+    rows = {"grpo": [10, 11, 12], "grpo_w1": [16, 17, 18], "corrected": [17, 18, 19]}
+    without = {"grpo": [10, 11, 12], "grpo_w1": [16, 17, 18]}
+    ends = {"old": rows, "fresh_16": without}
+    result = evidence_default_table.compare_corrections(ends, narrow="grpo", wide="grpo_w1")
+    assert list(result) == ["old"]
+    assert result["old"]["to_narrow"]["difference"] == 7
+    assert result["old"]["to_wide"]["difference"] == 1
+
+
+def test_the_shares_of_a_run_are_means_over_its_batches_in_percent():
+    steps = {
+        step: {
+            evidence.FRESH: 0.5,
+            "actor/entropy_loss": 1.0,
+            "actor/ppo_kl": 0.1,
+            "actor/pg_clipfrac": share,
+            "actor/clipx/floor/clip_fraction_low": share / 10,
+            "actor/clipx/floor/clip_fraction_high": share / 10,
+        }
+        for step, share in enumerate([0.1, 0.2, 0.3], start=1)
+    }
+    numbers = evidence_default_table.measure_run(steps)
+    assert numbers["clipped"] == pytest.approx(20)
+    assert numbers["floor"] == pytest.approx(4)
+
+
+def test_the_table_is_what_the_committed_logs_give():
+    results = evidence_default_table.collect()
+    assert read_json(evidence_default_table.RESULTS) == results
+    assert evidence_default_table.numbers_of(results) in read_text(evidence_table.PAGE)
+
+
+def test_each_number_of_the_page_is_the_tables():
+    results = read_json(evidence_default_table.RESULTS)
+    tested, described, corrections = (results[key] for key in ("hypothesis", "described", "corrections"))
+
+    def ends(numbers, sign=1):
+        low, high = sorted((sign * numbers["low"], sign * numbers["high"]))
+        return f"({low:.1f} to {high:.1f})"
+
+    def points(numbers, sign=1):
+        return f"{sign * numbers['difference']:.1f}"
+
+    many, most, old, noisy = (tested[column] for column in ("fresh_16", "fresh_64", "old", "noisy"))
+    corrected, uncorrected = corrections["old"]["to_narrow"], corrections["noisy"]["to_narrow"]
+    sentences = [
+        f"earned {points(many)} points more than with 0.8 to 1.2 when a batch gave 16 updates, and {points(most)} more",
+        f"it earned {points(old, -1)} points less on old rollouts, and {points(noisy, -1)} less with a noisy sampler.",
+        f"earns {points(many)} points more than 0.8 to 1.2 with 16 updates {ends(many)}, and "
+        f"{points(most)} more with 64 {ends(most)}.",
+        f"it earns {points(old, -1)} points less {ends(old, -1)}, with the noisy sampler {points(noisy, -1)} less "
+        f"{ends(noisy, -1)}.",
+        f"earns {points(corrected)} points more on old rollouts than without it {ends(corrected)}, and "
+        f"{points(corrections['old']['to_wide'])} more than width 1.",
+        f"no gain (−{-uncorrected['low']:.1f} to {uncorrected['high']:.1f})",
+        f"ACPO lies {points(results['methods']['old']['acpo'], -1)} points below these, and one of its runs collapsed.",
+        f"| runs that count | {results['made'][COUNTED]}, by",
+    ]
+    page = " ".join(read_text(evidence_table.PAGE).split())
+    assert [sentence for sentence in sentences if sentence not in page] == []
+    assert described["old"]["acpo"]["collapsed"] == 1
+    assert max(many["holm"], most["holm"]) < 0.05
+    assert all(numbers["low"] < 0 for rows in results["methods"].values() for numbers in rows.values())
+    for rows in described.values():
+        assert rows["grpo_w05"]["end"][0] > max(row["end"][0] for row in rows.values()) - 4
+
+
+def test_the_rates_are_as_the_page_says():
+    outcomes = evidence.outcomes_in(DEFAULT, DEFAULT.runs)
+    for column in ("old", "noisy"):
+        rates = {row: evidence.best_rate(DEFAULT, column, row, outcomes)[1] for row in ("grpo", "grpo_w1")}
+        assert rates == {"grpo": 3e-4, "grpo_w1": 1e-4}
+        tried = [outcomes[Wanted(TUNING, column, "grpo_w1", 3e-4, seed)] for seed in SEEDS]
+        assert min(tried) < max(tried) - 15
+    tried = [run.rate for run in outcomes if (run.part, run.column, run.row) == (TUNING, "fresh_64", "grpo")]
+    assert min(tried) == 1e-4
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_readme_has_the_differences_in_whole_points(name):
+    results = read_json(evidence_default_table.RESULTS)
+    page = read_text(evidence.ROOT / name)
+    numbers = {str(abs(round(column["difference"]))) for column in results["hypothesis"].values()}
+    assert {*numbers, str(results["made"][COUNTED])} <= {*re.findall(r"\d+", page)}
 
 
 def test_nothing_is_tested_before_all_runs_are_there(tmp_path):

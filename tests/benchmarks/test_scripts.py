@@ -75,6 +75,8 @@ def test_known_faults_plants_a_fault_between_two_batches(start, tmp_path):
     assert run.record["since"] == 2 and rewards[0] > 0 == rewards[1]
 
 
+# Four trainings; tests/analysis/certify holds each question on made-up runs.
+@pytest.mark.matrix
 def test_certify_faults_makes_two_arms_and_finds_what_was_planted(start, tmp_path):
     smallest = ("--seed", "1", "--steps", "1")
     for arm in ("grpo_4", "another_reward"):
