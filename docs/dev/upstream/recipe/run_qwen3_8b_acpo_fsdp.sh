@@ -37,6 +37,7 @@ DATA=(
 
 ACTOR=(
     +clipx="$METHOD"
+    clipx.receipt=auto
     actor_rollout_ref.model.path="$MODEL_PATH"
     actor_rollout_ref.model.use_remove_padding=True
     actor_rollout_ref.model.enable_gradient_checkpointing=True
