@@ -20,6 +20,8 @@ from hydra._internal.hydra import Hydra
 from hypothesis import HealthCheck, Phase, settings
 from omegaconf import DictConfig, OmegaConf
 
+from tests.without_plugin import link_all_but_plugin
+
 # Ignored under nohup and in a shell's background; what the tests start would inherit that, and no shell can trap what
 # it came to ignore.
 for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
@@ -76,6 +78,14 @@ mode_by_composing = Hydra.get_mode
 Hydra.get_mode = lambda self, config_name, overrides: (
     mode_by_composing(self, config_name, overrides) if "hydra.mode" in str(overrides) else None
 )
+
+
+@pytest.fixture(scope="session")
+def folder_without_plugin(tmp_path_factory) -> Path:
+    """A folder with links to every package but the plugin."""
+    folder = tmp_path_factory.mktemp("without_plugin")
+    link_all_but_plugin(folder)
+    return folder
 
 
 @pytest.fixture

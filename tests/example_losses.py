@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_clipx import Bounds, Method, number, of_decision, parameter, register_loss
+from verl_clipx import Bounds, FixedBounds, Method, Width, number, of_decision, parameter, register_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,46 @@ def soft(ratio, advantages, bounds, *, temperature: float = 2.0):
     """A sigmoid gate around the bounds."""
     gate = torch.sigmoid((bounds.high - ratio) * temperature) * torch.sigmoid((ratio - bounds.low) * temperature)
     return ratio * gate
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainClip(FixedBounds, name="tests_plain_clip"):
+    """PPO's clip without a dual clip, whose bounds can hold a target."""
+
+    bounds_width = Width(mask=True)
+
+    def gradient_weight(self, t, bounds):
+        return torch.where(bounds.clipped(t.ratio, t.advantages), 0.0, t.ratio)
+
+
+@register_loss("tests_plain_clip_function", bounds_width=Width(mask=True))
+def plain_clip(ratio, advantages, bounds):
+    """PlainClip as a function."""
+    return torch.where(bounds.clipped(ratio, advantages), 0.0, ratio)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tapering(Method, name="tests_tapering"):
+    """Bounds that narrow along the response."""
+
+    formula = ("1 - {width} / s", "1 + {width} / s", "s >= 1")
+    symbols = "s the token's position, its root to the power {power}"
+
+    width: float = parameter(0.3, number(at_least=0, at_most=1), "of the first token")
+    power: float = parameter(0.5, number(at_least=0, at_most=1), "how fast the bounds narrow")
+
+    def bounds(self, t, decision):
+        width = self.width / t.mask.cumsum(-1).clamp(min=1).to(t.ratio.dtype).pow(self.power)
+        return Bounds(1 - width, 1 + width)
+
+    def gradient_weight(self, t, bounds):
+        return torch.where(bounds.clipped(t.ratio, t.advantages), 0.0, t.ratio)
+
+
+@register_loss("tests_gate", formula=("", "2 tau"), symbols="tau the limit {limit}")
+def gate(ratio, *, limit: float = 1.5):
+    """Falls to 0 at twice its limit, without bounds of the plugin's."""
+    return (ratio * (2 - ratio / limit)).clamp(min=0)
 
 
 @register_loss("tests_smooth")

@@ -93,6 +93,15 @@ def commands_below(command: Any, *words: str) -> Iterator[tuple[str, ...]]:
         yield words
 
 
+GROUPS = ((), ("papers",), *(("papers", group) for group in ("data", "eval", "recipe", "table")))
+
+
+@pytest.mark.parametrize("words", GROUPS, ids=" ".join)
+def test_a_list_of_commands_cuts_no_sentence(words):
+    output = clipx(*words, "--help").output
+    assert [line for line in output.splitlines() if line.startswith("  ") and line.endswith("...")] == []
+
+
 @pytest.mark.parametrize("words", list(commands_below(typer.main.get_command(app))), ids=" ".join)
 def test_help_names_the_files_that_a_command_reads_and_two_lines_that_it_parses(words):
     _, _, end = clipx(*words, "--help").output.partition("\n  Reads ")

@@ -4,6 +4,8 @@ sets (tests/papers/tasks); files that verl and transformers read.
 """
 
 import csv
+import gzip
+import json
 import os
 import shutil
 import subprocess
@@ -53,7 +55,7 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def folder(whole, tmp_path, monkeypatch):
     # Drawing takes seconds and reads no file.
-    monkeypatch.setattr("verl_clipx.analysis.report.page.log_plates", lambda settings, baseline: [])
+    monkeypatch.setattr("verl_clipx.analysis.report.page.draw", lambda analysis: [])
     copy = tmp_path / "all"
     shutil.copytree(whole, copy)
     config = copy / "evaluation" / "config.json"
@@ -135,8 +137,7 @@ def test_what_no_command_reads_is_refused_and_named(door, folder):
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Path:
     """A run with traces; drawing takes seconds and is another test's."""
-    for plates in ("log_plates", "trace_plates"):
-        monkeypatch.setattr(f"verl_clipx.analysis.report.page.{plates}", lambda *arguments: [])
+    monkeypatch.setattr("verl_clipx.analysis.report.page.draw", lambda analysis: [])
     return write_run(tmp_path / "run", "acpo", steps=2)
 
 
@@ -225,9 +226,111 @@ def test_a_log_cut_in_its_last_line_is_read_with_a_warning(run, tmp_path):
     with (run / "metrics.jsonl").open("a") as log:
         log.write('{"step": 3, "data": {"half wri')
     said = clipx("report", run, "--out", tmp_path / "page")
-    assert "metrics.jsonl, line 3: cut off or damaged, and left out" in said
+    assert "metrics.jsonl, line 3: cut off or damaged" in said
     rows = list(csv.DictReader((tmp_path / "page" / "metrics.csv").open()))
     assert {row["step"] for row in rows} == {"1", "2"}
+
+
+SOUND_BATCH = {
+    **{"prompts": "1a", "responses": "2b", "rows": "3c", "updates": ["3c"], "versions": [0, 0]},
+    **{"groups": 1, "sequences": 2, "tokens": 3, "distinct": 2},
+}
+# The commands that read a run; checkpoints of recompute are those of tests/analysis/recompute.
+READERS = ("diagnose {}", "report {} --out {}/page", "replay {} +clipx=grpo", "certify {} vs {}", "recompute {} {}")
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize(
+    "damage",
+    [{"rows": None}, {"prompts": ["1a"]}, {"sequences": "many"}, {"updates": "3c"}, {"versions": 3}, {"rows": "xyz"}],
+    ids=str,
+)
+def test_damaged_fingerprints_are_one_error_with_their_file(run, command, damage):
+    log = run / "metrics.jsonl"
+    lines = [json.loads(line) | {"batch": SOUND_BATCH | damage} for line in log.read_text().splitlines()]
+    log.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    said = clipx(*command.replace("{}", str(run)).split(), code=1)
+    assert "metrics.jsonl" in said and next(iter(damage)) in said
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize("whole_batch", [None, [], "text", 3], ids=str)
+def test_fingerprints_that_are_no_object_are_one_error_with_their_file(run, command, whole_batch):
+    log = run / "metrics.jsonl"
+    lines = [json.loads(line) | {"batch": whole_batch} for line in log.read_text().splitlines()]
+    log.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    said = clipx(*command.replace("{}", str(run)).split(), code=1)
+    assert "metrics.jsonl" in said and f"`batch` is {whole_batch!r} and no object" in said
+
+
+KEPT = Path("docs/results/runs/reversal")
+NAME_OF_KEPT = "grpo_4-seed1.jsonl.gz"
+# What a kept run is, of its first line and the others: the bytes of its file, and what the table says of it.
+KEPT_DAMAGED = {
+    "no hash": (lambda head, rest: packed({"commit": "a", "seed": 1}, rest), "it has no config_hash"),
+    "a list for a hash": (lambda head, rest: packed(head | {"config_hash": [1]}, rest), "config_hash is [1]"),
+    "null for a hash": (lambda head, rest: packed(head | {"config_hash": None}, rest), "config_hash is None"),
+    "no seed": (lambda head, rest: packed({"commit": "a", "config_hash": "b"}, rest), "it has no seed"),
+    "a text for a seed": (lambda head, rest: packed(head | {"seed": "one"}, rest), "seed is one"),
+    "a list for the first line": (lambda head, rest: packed([], rest), "a gzip file, but not an archived run"),
+    "no steps": (lambda head, rest: packed(head, b""), "the run has not logged its first step yet"),
+    "cut off": (lambda head, rest: packed(head, rest)[:200], "cannot be unpacked"),
+    "empty": (lambda head, rest: b"", "config_hash"),
+    "bytes": (lambda head, rest: BYTES, NAME_OF_KEPT),
+}
+
+
+def packed(head, rest):
+    return gzip.compress(json.dumps(head).encode() + b"\n" + rest)
+
+
+def collect_kept(folder, code):
+    """What the table of reversal refuses of the kept runs in a folder, by run."""
+    words = ("papers", "table", "collect", "reversal", "--runs", folder, "--out", folder / "found.json")
+    clipx(*words, code=code)
+    refused = json.loads((folder / "found.json").read_text())["refused"]
+    return {Path(run["folder"]).name: " ".join(run["reasons"]) for run in refused}
+
+
+@pytest.mark.parametrize("name", KEPT_DAMAGED)
+def test_a_damaged_kept_run_is_refused_by_the_table_with_its_file(tmp_path, name):
+    damage, said = KEPT_DAMAGED[name]
+    head, _, rest = gzip.decompress((KEPT / NAME_OF_KEPT).read_bytes()).partition(b"\n")
+    (tmp_path / "reversal").mkdir()
+    shutil.copy(KEPT / "configurations.json.gz", tmp_path / "reversal")
+    (tmp_path / "reversal" / NAME_OF_KEPT).write_bytes(damage(json.loads(head), rest))
+    reasons = collect_kept(tmp_path, code=1)[NAME_OF_KEPT]
+    assert NAME_OF_KEPT in reasons and said in reasons
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"abc", gzip.compress(b"[]"), gzip.compress(b'{"a": 1}')],
+    # Packed bytes have the second in which they were made: two workers would then collect unlike tests.
+    ids=["no archive", "a list", "no configuration"],
+)
+def test_damaged_configurations_of_kept_runs_are_named(tmp_path, content):
+    (tmp_path / "reversal").mkdir()
+    shutil.copy(KEPT / NAME_OF_KEPT, tmp_path / "reversal")
+    (tmp_path / "reversal/configurations.json.gz").write_bytes(content)
+    assert "configurations.json.gz" in collect_kept(tmp_path, code=1)[NAME_OF_KEPT]
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize("text", ["${", "a ${b", "${a.${b}"])
+def test_an_interpolation_that_is_never_closed_is_text(run, command, text):
+    record = run / "metrics.run.json"
+    content = json.loads(record.read_text())
+    content["configuration"] |= {"data.prompt_template": text, "data.templates": [text]}
+    record.write_text(json.dumps(content))
+    assert "Usage" not in clipx(*command.replace("{}", str(run)).split(), code=None)
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize("content", ["[]", '"text"', "null"])
+def test_a_record_that_is_no_object_is_one_error_with_its_file(run, command, content):
+    (run / "metrics.run.json").write_text(content)
+    assert "metrics.run.json" in clipx(*command.replace("{}", str(run)).split(), code=1)
 
 
 def test_escape_sequences_from_data_and_names_do_not_reach_the_terminal(run, tmp_path):

@@ -79,28 +79,45 @@ def check(command: Command, *, complete: bool = True) -> None:
     program, *rest = command.words
     if complete and program == "clipx" and ELLIPSIS in rest:
         raise Wrong("clipx …: print the whole command")
-    rest = [word for word in rest if word != ELLIPSIS]
-    for path in (word.rpartition("=")[2] for word in rest):
+    words = [word for word in rest if word != ELLIPSIS]
+    check_paths(words)
+    check_program(program, words, command.variables, complete)
+
+
+def check_paths(words: Sequence[str]) -> None:
+    """Raises Wrong for a path of this repository, as a word or as the value of an option, at which there is no file."""
+    for path in (word.rpartition("=")[2] for word in words):
         # A path of a page may stand for several: docs/a*.md, run_{3b,7b}.sh.
         several = re.sub(r"\{[^}]*\}", "*", path)
         if path.split("/")[0] in _FOLDERS and "/" in path and not any(ROOT.glob(several)):
             raise Wrong(f"{path}: no such file")
+
+
+def check_program(program: str, words: list[str], variables: Mapping[str, str], complete: bool) -> None:
+    """Raises Wrong for an unknown program, or for words after it that it doesn't take; as `check`."""
     if program == "clipx":
-        _check_clipx(rest, complete)
+        _check_clipx(words, complete)
     elif program == "python":
-        _check_python(rest, command.variables, complete)
-    elif program in ("bash", "sbatch"):
-        _check_script([word for word in rest if program == "bash" or word[:2] != "--"], command.variables, complete)
+        _check_python(words, variables, complete)
+    elif program == "bash":
+        _check_script(words, variables, complete)
+    elif program == "sbatch":
+        _check_script([word for word in words if word[:2] != "--"], variables, complete)
     elif program == "srun":
-        check(Command(tuple(rest), {}), complete=complete)
-    elif program == "uv" and "python3" in rest:
-        _check_python(rest[rest.index("python3") + 1 :], command.variables, complete)
+        check(Command(tuple(words), {}), complete=complete)
+    elif program == "uv" and "python3" in words:
+        _check_python(words[words.index("python3") + 1 :], variables, complete)
     elif program == "pip":
-        offered = importlib.metadata.metadata("verl-clipx").get_all("Provides-Extra")
-        if unknown := {*re.findall(r"(?:verl-clipx|\.)\[(\w+)\]", " ".join(rest))} - {*offered}:
-            raise Wrong(f"{unknown}: the extras are {', '.join(offered)}")
+        check_extras(words)
     elif program not in PROGRAMS:
         raise Wrong(f"{program}: the tests know no such program")
+
+
+def check_extras(words: Sequence[str]) -> None:
+    """Raises Wrong for an extra of this package that it doesn't have."""
+    offered = importlib.metadata.metadata("verl-clipx").get_all("Provides-Extra")
+    if unknown := {*re.findall(r"(?:verl-clipx|\.)\[(\w+)\]", " ".join(words))} - {*offered}:
+        raise Wrong(f"{unknown}: the extras are {', '.join(offered)}")
 
 
 def check_overrides(overrides: Sequence[str], variables: Mapping[str, str]) -> None:
@@ -164,6 +181,8 @@ def _check_python(words: list[str], variables: dict[str, str], complete: bool) -
     line = " ".join(words)
     if words[:2] == ["-m", "verl.trainer.main_ppo"]:
         check_overrides(words[2:], variables)
+    elif words[:2] == ["-m", "verl_clipx.cli"]:
+        _check_clipx(words[2:], complete)
     elif re.match(r"benchmarks/|-m verl_clipx", line):
         program, given = (words[:2], words[2:]) if words[0] == "-m" else ([str(ROOT / words[0])], words[1:])
         with mock.patch.dict(os.environ):

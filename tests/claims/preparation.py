@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from verl.utils.tracking import Tracking
 
+from tests.analysis.certify import example_arms
 from tests.analysis.runs.example_runs import write_run
 from tests.claims.documents import ROOT
 from tests.papers.evaluation.tiny import evaluation_of, questions_file, save_questions
@@ -40,8 +41,15 @@ def two_runs(folder: Path) -> None:
         write_run(folder / f"runs/{method}-seed1", method)
 
 
+def two_arms(folder: Path) -> None:
+    """The runs of docs/certify.md."""
+    for method, loss in (("grpo", {}), ("acpo", example_arms.ACPO)):
+        for seed in (1, 2):
+            example_arms.write_run(folder / f"runs/{method}-seed{seed}", seed=seed, loss=loss)
+
+
 def logs_without_the_plugin(folder: Path) -> None:
-    """The logs of README.md: a kept run whose learning rate rose, as verl's own loggers and W&B's export have it."""
+    """The logs of several pages: a kept run whose learning rate rose, as verl's loggers and W&B's export have it."""
     kept = RunFolder(ROOT / "docs/results/runs/faults/fast_learning-seed31.jsonl.gz").rows
     of_plugin = ("actor/clipx/", "health/")
     rows = {step: {key: row[key] for key in row if not key.startswith(of_plugin)} for step, row in kept.items()}
@@ -96,13 +104,23 @@ def run_script(folder: Path) -> None:
     (folder / "run.sh").write_text(f'nvidia-smi\npython3 -m verl.trainer.main_ppo {batches} "$@"\n')
 
 
+def recipes(folder: Path) -> None:
+    """The repository's recipes, from whose root their commands run."""
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+
+
 # Each gets the page's folder, which is the working folder, and may return environment variables.
 PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
     "README.md": [logs_without_the_plugin],
+    "docs/collapse.md": [logs_without_the_plugin],
     "docs/launch.md": [finished_run],
+    "docs/mac_windows.md": [logs_without_the_plugin],
     "docs/evaluation.md": [evaluations],
     "docs/faq.md": [two_runs],
-    "docs/reading.md": [two_runs],
+    "docs/reading.md": [two_runs, logs_without_the_plugin],
+    "docs/certify.md": [two_arms],
+    "docs/dapo_32b.md": [recipes],
+    "docs/two_gpus.md": [recipes],
     "docs/swap.md": [run_script],
     "docs/tasks/hitab.md": [hitab_release],
     "docs/tasks/knights_and_knaves.md": [puzzle_policy, released_puzzles],

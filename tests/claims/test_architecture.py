@@ -49,10 +49,9 @@ def test_the_picture_is_drawn_from_todays_imports():
     assert DRAWING["needed"]({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == [("a", "b"), ("b", "c")]
 
 
-def test_no_arrow_runs_up_and_there_are_few_rooms():
+def test_no_arrow_runs_up_and_the_picture_has_every_room():
     floor_of = {room: floor for floor, rooms in enumerate(DRAWING["floors"]()) for room in rooms}
     assert {path.stem for path in (ROOT / "verl_clipx").iterdir() if path.name[0] not in "_."} == set(ROOMS)
-    assert len(ROOMS) <= 20
     rooms, _ = DRAWING["imports"]()
     assert [(room, below) for room in rooms for below in rooms[room] if floor_of[below] <= floor_of[room]] == []
 

@@ -4,6 +4,7 @@ every modifier; +clipx=observe with verl's losses. Not covered: what the numbers
 tests/training/worker), the engine and several ranks (tests/end_to_end).
 """
 
+import dataclasses
 from itertools import product
 
 import pytest
@@ -152,6 +153,24 @@ def test_observe_has_no_scope():
     assert all(keys_refused(merged([OBSERVE], {"clipx.scope": scope})) == ["clipx.scope"] for scope in SCOPES)
 
 
+# The parts of a run's record that the shortcut's part of verl's configuration decides. It leaves out data, model and
+# machines.
+DECIDED_BY_LOSS = (
+    "line",
+    "loss",
+    "trainer",
+    "batch",
+    "schedule",
+    "estimator",
+    "aggregation",
+    "scale_factor",
+    "correction",
+    "sampling",
+    "untested",
+    "identity",
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("groups", "values"),
@@ -171,6 +190,9 @@ def test_observe_has_no_scope():
 def test_the_shortcuts_of_these_tests_give_what_hydra_gives(groups, values):
     whole, quick = hydra_s(*groups, *values), merged(groups, parsed(*values))
     assert OmegaConf.to_container(quick.clipx) == OmegaConf.to_container(whole.clipx)
-    assert actor_of(quick).policy_loss == built(whole).policy_loss
+    short, long = actor_of(quick).policy_loss, built(whole).policy_loss
+    assert dataclasses.replace(short, run=long.run) == long
+    for part in DECIDED_BY_LOSS:
+        assert getattr(short.run.record, part) == getattr(long.run.record, part), part
     further = (*values, "+a.new.key=[1]", "~trainer.device", "++data.shuffle=false")
     assert composition(*further, *groups) == by_hydra("ppo_trainer", *MICRO_BATCH, *further, *groups)

@@ -32,11 +32,13 @@ MODIFIER_GROUPS = {
 }
 
 # Ends that contradict another parameter's value in the group: refused alone, with these they train.
-WITH = {(method, *end): values for method in BUILT_IN for end, values in fact(method, "ENDS", {}).items()}
+WITH = {
+    (method, *end): values for method in BUILT_IN for end, values in fact(method, "VALUES_BESIDE_AN_END", {}).items()
+}
 # Refused whatever the others are.
-NEVER = {(method, *end) for method in BUILT_IN for end in fact(method, "NEVER", ())}
+NEVER = {(method, *end) for method in BUILT_IN for end in fact(method, "NEVER_VALID", ())}
 # The key that is named instead of a parameter of the same pair.
-PARTNER = facts("PARTNERS")
+PARTNER = facts("REFUSED_INSTEAD")
 
 
 def ends_of(fields):
@@ -149,7 +151,7 @@ def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
     assert [refusal.key for refusal in refusals_in(raised.value)] == [f"clipx.{name}"]
 
 
-STILL = "Set a smaller step or, if it shall not move,"
+STILL = "Set a smaller step or, if the bound is not to move,"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,7 @@ def test_all_parameters_at_one_end_or_at_null_together_train(method, end):
         trains(actor(method, {name: None for name in nulls if (method, name, None) not in NEVER}))
     else:
         values = {name: allowed.ends[end] for name, allowed in NUMBERS[method].items()}
-        trains(actor(method, values | fact(method, "TOGETHER", {}).get(end, {})))
+        trains(actor(method, values | fact(method, "ALL_AT_AN_END", {}).get(end, {})))
 
 
 def test_a_loss_without_its_bounds_trains():

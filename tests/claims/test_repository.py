@@ -3,6 +3,8 @@ covered: running a workflow, the words of pages, what the public functions do (t
 """
 
 import ast
+import inspect
+import json
 import re
 import subprocess
 import sys
@@ -15,9 +17,12 @@ import yaml
 from click.testing import CliRunner
 
 import verl_clipx
+from verl_clipx.analysis.demo import files as demo
+from verl_clipx.losses.base.shared_metrics import RECEIPT, RECEIPT_FAILED
 from verl_clipx.run.run_files import METRICS, record_path
+from verl_clipx.training.worker.receipt import Receipt
 
-from .documents import PAGES, ROOT, blocks_of, commands_of, inline_code_of, links_of
+from .documents import PAGES, ROOT, blocks_of, commands_of, inline_code_of, is_as_printed, links_of
 
 WORKFLOWS = ROOT / ".github" / "workflows"
 FORMS = ROOT / ".github" / "ISSUE_TEMPLATE"
@@ -88,12 +93,6 @@ def test_the_translation_has_the_same_commands_links_and_code():
     assert numbers[0] == numbers[1]
 
 
-def test_readme_shows_figures_before_its_first_section():
-    screen, _, _ = ENGLISH.partition("\n## ")
-    figures = [link for link in links_of(screen) if link.startswith("docs/figures/")]
-    assert figures and all((ROOT / figure).is_file() for figure in figures)
-
-
 @pytest.mark.parametrize(("page", "of_reward"), [(ENGLISH, r"reward|points|score"), (CHINESE, r"奖励|百分点|得分")])
 def test_readme_s_first_screen_has_no_number_of_reward(page, of_reward):
     screen, _, _ = page.partition("\n## ")
@@ -107,6 +106,21 @@ def test_readme_names_both_commands_that_do_all_the_set_up():
     words = [" ".join(command) for command, _, _ in commands(ENGLISH)]
     assert "bash scripts/quickstart.sh" in words
     assert "bash scripts/test.sh" in words
+
+
+def test_the_lines_that_confirm_a_swap_are_those_that_a_run_prints():
+    (block,) = [block for block in blocks_of(ENGLISH) if "clipx: receipt:" in block.text]
+    assert block.text in CHINESE
+    line, receipt, step = block.text.splitlines()
+    # The demo's run under ACPO printed it.
+    record = (demo.SHIPPED / demo.RUNS[1] / record_path(Path(METRICS)).name).read_text()
+    (of_driver,) = map(json.loads, re.findall(r'"line": (".*")', record))
+    assert is_as_printed(line, of_driver)
+    # An f-string over several lines of source.
+    printed = re.sub(r'"\s+f?"', "", inspect.getsource(Receipt.__str__))
+    words = receipt.removeprefix("clipx: ").replace("clipx_acpo", "…").replace("token-mean", "…").split("…")
+    assert [part for part in words if part not in printed] == []
+    assert [key for key in (RECEIPT.key, RECEIPT_FAILED.key) if f"actor/{key}:" not in step] == []
 
 
 def test_the_repository_s_address_has_one_placeholder():
@@ -131,7 +145,7 @@ def test_every_file_names_the_version_and_the_licence():
     assert re.findall(r"(?m)^## (\S+)", changelog)[0] == PROJECT["Version"]
 
 
-TYPES = {"Bounds", "FixedBounds", "Method", "Tokens"}
+TYPES = {"Bounds", "FixedBounds", "Method", "Tokens", "Width"}
 FUNCTIONS = {"register_loss", "check_loss", "check_gradient", "clip_loss"}
 FUNCTIONS |= {"parameter", "number", "integer", "choice", "of_decision", "of_rollout_batch"}
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from mkdocs.utils.yaml import yaml_load
 
 from tests.claims.documents import PAGES, ROOT, inline_code_of
 from verl_clipx.losses.methods import BUILT_IN, METHODS
@@ -70,7 +71,7 @@ def test_the_figures_weights_by_hand():
 def test_the_site_shows_what_a_page_leaves_to_a_command():
     names = ("methods.md", "metrics.md")
     shown = {name: site_pages.with_printed((ROOT / "docs" / name).read_text()) for name in names}
-    assert not any("the site shows" in text for text in shown.values())
+    assert not any("<!-- the site shows" in text for text in shown.values())
     assert "| `acpo`, `acpo_reference` | " in shown["methods.md"]
     keys = ("ratio_mean", "effective_sample_size", "clip_fraction")
     assert all(f"`clipx/{key}`" in shown["metrics.md"] for key in keys)
@@ -87,7 +88,7 @@ def build_words():
 
 def run_mkdocs(*words):
     command = [sys.executable, "-m", "mkdocs", *words]
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "SITE_URL": "https://pages.example/"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
 
 
@@ -123,7 +124,9 @@ def test_the_build_fails_for_a_link_that_leads_nowhere(tmp_path, link):
 
 def test_a_link_out_of_docs_leads_to_a_page_that_shows_the_file_or_folder():
     places = {
-        "README.md": "index.md",
+        "README.md": "overview.md",
+        "docs": "README.md",
+        "docs/README.md": "README.md",
         "docs/faq.md": "faq.md",
         "docs/results/evidence.json": "results/evidence.json",
         "docs/results/runs": "source/docs/results/runs.md",
@@ -137,6 +140,40 @@ def test_a_link_out_of_docs_leads_to_a_page_that_shows_the_file_or_folder():
     assert "\nevidence\n" in site_pages.shown("docs/results/runs")
     with pytest.raises(FileNotFoundError, match=r"missing\.sh"):
         site_pages.shown("scripts/missing.sh")
+
+
+@pytest.mark.slow
+def test_a_coding_assistant_finds_every_page_as_markdown_by_its_title(tmp_path):
+    pages = tmp_path / "docs"
+    pages.mkdir()
+    (pages / "index.md").write_text("# Start here\n\n[The tests](../scripts/test.sh)\n")
+    (pages / "mac_windows.md").write_text("# Mac and Windows\n")
+    # Without what makes pages out of the source, which takes half a minute.
+    hook = tmp_path / "hook.py"
+    hook.write_text(
+        "import runpy\n"
+        f"made = runpy.run_path({str(ROOT / 'scripts' / 'site_pages.py')!r})\n"
+        "on_nav = made['on_nav']\n"
+        "on_page_markdown = made['on_page_markdown']\n"
+    )
+    with open(ROOT / "mkdocs.yml") as file:
+        plugins = yaml_load(file)["plugins"]
+    settings = {
+        "INHERIT": str(ROOT / "mkdocs.yml"),
+        "docs_dir": str(pages),
+        "site_dir": str(tmp_path / "site"),
+        "nav": [{"Try": ["index.md", "mac_windows.md"]}],
+        "hooks": [str(hook)],
+        "plugins": [plugin for plugin in plugins if "llms-source" in plugin],
+    }
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(settings))
+    done = run_mkdocs("build", "--config-file", str(tmp_path / "mkdocs.yml"))
+    assert done.returncode == 0, done.stderr
+    listed = (tmp_path / "site" / "llms.txt").read_text().splitlines()
+    assert "- [Start here](https://pages.example/index.md)" in listed
+    assert "- [Mac and Windows](https://pages.example/mac_windows.md)" in listed
+    # As in the HTML, a link out of docs leads to the page that shows the file.
+    assert "[The tests](source/scripts/test.sh.md)" in (tmp_path / "site" / "index.md").read_text()
 
 
 def test_links_are_written_in_markdown_since_the_build_checks_no_other():
@@ -153,5 +190,8 @@ def test_the_site_loads_nothing_from_another(tmp_path):
     assert "contains a link" not in done.stderr
     kinds = r"script|img|link rel=\"(?:stylesheet|preload|preconnect)\""
     loads = re.compile(rf"<(?:{kinds})[^>]*(?:src|href)=\"(?:https?:)?//")
+    listed = re.findall(r"\]\(https://pages\.example/(\S+\.md)\)", (tmp_path / "llms.txt").read_text())
+    assert set(listed) == set(re.findall(r"[\w/.]+\.md", str(site_pages.with_method_pages(NAVIGATION))))
+    assert [page for page in listed if not (tmp_path / page).is_file()] == []
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > 60 and [path for path in pages if loads.search(path.read_text())] == []

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from tests.gpu.conftest import ACTOR, ENGINE, MODEL, attention, needs_flash_attention, needs_gpu, needs_two, precision
+from tests.gpu.conftest import ACTOR, ENGINE, MODEL, attention, needs_flash_attention, needs_two, precision
 
 GRPO = "+clipx=grpo"
 PACKING = f"{MODEL}.use_remove_padding=True"
@@ -56,7 +56,7 @@ def option(overrides, tolerance, *, id, marks=()):
     ("overrides", "tolerance"),
     [
         option((), ROUNDING, id="FSDP2"),
-        option((f"{ACTOR}.strategy=fsdp",), ROUNDING, id="FSDP1", marks=[needs_gpu]),
+        option((f"{ACTOR}.strategy=fsdp",), ROUNDING, id="FSDP1"),
         option((PACKING,), ROUNDING, id="packing"),
         option(HALF, ROUNDING_HALF, id="bfloat16"),
         option(FLASH, ROUNDING_HALF, id="flash attention", marks=[needs_flash_attention]),

@@ -1,10 +1,10 @@
 """verl's example scripts: their command lines, and what came of each with a group of the plugin's.
 
-overrides.json is what scripts/verl_example_overrides.py prints. outcomes.json was written by
+overrides.json is what scripts/verl_example_overrides.py prints. Beside verl 0.9.1, outcomes.json was written by
 
     python -m tests.claims.verl_examples.examples > tests/claims/verl_examples/outcomes.json
 
-and read line by line.
+and read line by line. outcomes_main.json has the lines that the same command printed differently beside verl's main.
 """
 
 import json
@@ -15,15 +15,19 @@ from typing import NamedTuple
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from packaging.version import Version
 
 from tests.claims.configuration import ACTOR
 from tests.composition import by_hydra
+from verl_clipx.common.verl_version import verl_version
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run.config import completed
 from verl_clipx.run.start import decide, named_keys
 
 HERE = Path(__file__).parent
 GROUPS = ("grpo", "acpo")
+# The verls beside which the examples were composed.
+RELEASE, MAIN = "0.9.1", "main"
 # What is written down of a method.
 SHOWN = {"grpo": ("clip_low", "clip_high", "dual_clip"), "acpo": ("alpha", "epsilon_base", "dual_clip")}
 
@@ -49,9 +53,20 @@ def examples() -> tuple[Example, ...]:
 
 
 @cache
-def outcomes() -> dict[str, dict[str, str]]:
-    """All of outcomes.json: an example's name to group to outcome, or to `alone` and why it does not compose."""
-    return json.loads((HERE / "outcomes.json").read_text())
+def outcomes(verl: str = RELEASE) -> dict[str, dict[str, str]]:
+    """Returns what came of each example beside a verl, `RELEASE` or `MAIN`.
+
+    It is an example's name to group to outcome, or to `alone` and why it does not compose.
+    """
+    written = json.loads((HERE / "outcomes.json").read_text())
+    if verl == MAIN:
+        written |= json.loads((HERE / "outcomes_main.json").read_text())
+    return written
+
+
+def outcomes_here() -> dict[str, dict[str, str]]:
+    """Returns what came of each example beside the verl that Python would import."""
+    return outcomes(RELEASE if Version(verl_version()).release < (0, 10) else MAIN)
 
 
 def outcomes_of(example: Example) -> dict[str, str]:
@@ -80,7 +95,7 @@ def _outcome(overrides: list[str], group: str) -> str:
     node = completed(OmegaConf.to_container(config.clipx))
     values = {name: "null" if node[name] is None else f"{node[name]:g}" for name in SHOWN[group]}
     bounds = ", ".join(f"{name}={value}" for name, value in values.items())
-    unused = ", ".join(key.removeprefix(f"{ACTOR}.") for key in decision.run.unused)
+    unused = ", ".join(key.removeprefix(f"{ACTOR}.") for key in decision.record.loss.unused)
     return f"{bounds}{unused and f'; not used: {unused}'}"
 
 

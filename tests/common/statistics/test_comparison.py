@@ -166,8 +166,8 @@ def draw_scores(deviation, seeds, questions, samples, generator):
         yield generator.binomial(samples, chance) / samples
 
 
-# Trainings differ by 1.4 or 2.7 points, as those of docs/results/cpu_small.md do; questions as in small and large sets.
-# The second method is better by so much, from two million draws.
+# Trainings differ by 1.4 or 2.7 points, as those of docs/results/small_runs.md do; questions as in small and large
+# sets. The second method is better by so much, from two million draws.
 TRUTH = {0.1: 0.0268, 0.2: 0.0268}
 REPEATS = 300
 

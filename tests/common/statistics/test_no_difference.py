@@ -1,5 +1,5 @@
 """False claims without a difference (A/A), counted: settings of three to ten seeds, logs of 8 to 2,000 steps. Not
-covered: how often a difference is found. docs/dev/evaluation.md has more counts.
+covered: how often a difference is found. docs/evaluation.md has more counts.
 """
 
 from itertools import combinations
