@@ -1,4 +1,4 @@
-"""The floor: what a loss sees of tokens whose ratio is 1 but for arithmetic, as sums that add up over any split."""
+"""The floor: how far rounding alone moves ratios that would be 1 in exact arithmetic, as sums over tokens."""
 
 from collections.abc import Mapping
 
@@ -10,50 +10,54 @@ from verl_clipx.losses.base.tokens import Inputs, compute_dtype
 
 
 def floor_sums(inputs: Inputs, floor: Floor) -> dict[str, Tensor]:
-    """Sums the absolute log-ratios of the tokens that count, for a mean over them.
+    """Sum the absolute log-ratios of the counted tokens. Divided by their number, it is their mean.
 
     Args:
-        floor: which of the two measurements it is.
+        inputs: the tokens of a micro-batch.
+        floor: the metrics of the measurement, FLOOR or FLOOR_RECUT, whose keys the sum gets.
 
     Returns:
-        From metric key to a 0-d float64 tensor.
+        One entry, from the metric's key to a 0-d float64 tensor.
     """
-    counted, log_ratio = _counted_log_ratios(inputs)
-    return {floor.log_ratio.key: where(counted, log_ratio.abs(), 0.0).sum()}
+    is_counted = _select_counted(inputs)
+    log_ratio = _compute_log_ratio(inputs)
+    return {floor.log_ratio.key: where(is_counted, log_ratio.abs(), 0.0).sum()}
 
 
 def floor_bins(inputs: Inputs, floor: Floor) -> dict[str, Tensor]:
-    """Sums 1, log r and (log r)^2 over the tokens that count, in each bin of the old policy's probability.
+    """Count the counted tokens and sum log r and (log r)^2 in each bin of the old policy's probability.
 
     Args:
-        floor: which of the two measurements it is.
+        inputs: the tokens of a micro-batch.
+        floor: the metrics of the measurement, FLOOR or FLOOR_RECUT, whose keys the sums get.
 
     Returns:
-        From metric key to a 0-d float64 tensor. The sums are not divided by anything.
+        From a metric's key and a bin, as in KEY/bin_0, to a 0-d float64 tensor. The sums are not divided by anything.
     """
-    counted, log_ratio = _counted_log_ratios(inputs)
+    is_counted = _select_counted(inputs)
+    log_ratio = _compute_log_ratio(inputs)
     probability = inputs.old_log_prob.detach().to(torch.float64).exp()
     # Rounding can put a probability above 1; the last bin contains its upper edge.
-    bins = where(counted, (probability * FLOOR_BINS).floor().clamp(0, FLOOR_BINS - 1), -1.0)
+    bin_of_token = (probability * FLOOR_BINS).floor().clamp(0, FLOOR_BINS - 1)
     sums: dict[str, Tensor] = {}
     for number in range(FLOOR_BINS):
-        members = bins == number
-        in_bin = where(members, log_ratio, 0.0)
-        sums[f"{floor.tokens.key}/bin_{number}"] = members.sum(dtype=torch.float64)
-        sums[f"{floor.log_ratio_sum.key}/bin_{number}"] = in_bin.sum()
-        sums[f"{floor.squared_sum.key}/bin_{number}"] = in_bin.square().sum()
+        is_in_bin = is_counted & (bin_of_token == number)
+        log_ratio_in_bin = where(is_in_bin, log_ratio, 0.0)
+        sums[f"{floor.tokens.key}/bin_{number}"] = is_in_bin.sum(dtype=torch.float64)
+        sums[f"{floor.log_ratio_sum.key}/bin_{number}"] = log_ratio_in_bin.sum()
+        sums[f"{floor.squared_sum.key}/bin_{number}"] = log_ratio_in_bin.square().sum()
     return sums
 
 
 def clipped_at_ratio_one(sums: Mapping[str, float], floor: Floor) -> dict[str, float]:
-    """Returns which tokens an update at ratio 1 clipped, under the floor's keys.
+    """Return the clipped tokens of an update at ratio 1 under the keys of the floor's clip fractions.
 
     Args:
         sums: the update's sums by metric key, among them the tokens clipped below and above.
-        floor: which of the two measurements it is.
+        floor: the metrics of the measurement, FLOOR or FLOOR_RECUT.
 
     Returns:
-        The same two sums under the keys of the floor's clip fractions.
+        Two entries: the sums of the tokens clipped below and above, unchanged, under the floor's keys.
     """
     return {
         floor.clip_fraction_low.key: sums[CLIP_FRACTION_LOW.key],
@@ -61,10 +65,16 @@ def clipped_at_ratio_one(sums: Mapping[str, float], floor: Floor) -> dict[str, f
     }
 
 
-def _counted_log_ratios(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Returns the tokens that count, bool, and every token's log-ratio as the loss computes it, in float64."""
-    counted = inputs.mask if inputs.counted is None else inputs.mask & inputs.counted
-    # The loss subtracts in float32, which rounds too.
+def _select_counted(inputs: Inputs) -> Tensor:
+    """Return the tokens in the mask that statistics and metrics count: bool, (sequences, length)."""
+    if inputs.counted is None:
+        return inputs.mask
+    return inputs.mask & inputs.counted
+
+
+def _compute_log_ratio(inputs: Inputs) -> Tensor:
+    """Return every token's log-ratio as the loss computes it, converted to float64: (sequences, length)."""
+    # In the loss's dtype first: its subtraction rounds, and the floor measures that too.
     dtype = compute_dtype(inputs.log_prob.dtype)
     log_ratio = inputs.log_prob.detach().to(dtype) - inputs.old_log_prob.detach().to(dtype)
-    return counted, log_ratio.to(torch.float64)
+    return log_ratio.to(torch.float64)
