@@ -5,7 +5,7 @@
 import pytest
 import torch
 
-from verl_clipx.losses.base.histogram import bucket_of, first_reaching, ratio_or_zero, whole_sums
+from verl_clipx.losses.base.histogram import bucket_of, find_bucket_reaching, ratio_or_zero, whole_sums
 
 EDGES = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
 
@@ -32,7 +32,7 @@ COUNTS = [0.0, 2.0, 0.0, 3.0, 5.0, 0.0]
     ],
 )
 def test_first_bucket_that_reaches_a_share(counts, share, index, reached):
-    actual = first_reaching(torch.tensor(counts, dtype=torch.float64), share)
+    actual = find_bucket_reaching(share, torch.tensor(counts, dtype=torch.float64))
     assert [(value.item(), value.dtype, value.dim()) for value in actual] == [
         (index, torch.int64, 0),
         (reached, torch.float64, 0),

@@ -13,7 +13,7 @@ from tests import example_losses
 from tests.example_losses import WithinSpread
 from verl_clipx import check_loss, of_decision
 from verl_clipx.losses.applying.compiled import token_functions
-from verl_clipx.losses.applying.user_method import method_of
+from verl_clipx.losses.applying.user_method import find_method
 from verl_clipx.losses.contract import contract
 from verl_clipx.losses.contract.contract import CHECKS, COMPILED_CHECKS
 from verl_clipx.losses.contract.runner import check_method, first_line
@@ -278,7 +278,7 @@ def test_a_check_finds_a_fault_of_the_plugins_own(check, monkeypatch):
     monkeypatch.setattr(f"verl_clipx.{name}", fault)
     token_functions.cache_clear()
     with pytest.raises(AssertionError, match=message):
-        check(method_of(example_losses.soft)())
+        check(find_method(example_losses.soft)())
 
 
 # Formulas of F, by whether F is the same at every ratio.
@@ -326,7 +326,7 @@ def test_without_a_compiler_the_compiled_loss_is_skipped(monkeypatch):
 
     monkeypatch.setattr("verl_clipx.losses.applying.compiled.compile_alone", missing)
     token_functions.cache_clear()
-    *kept, last = check_method(method_of(example_losses.soft)())
+    *kept, last = check_method(find_method(example_losses.soft)())
     assert {found.outcome for found in kept} == {"kept"} and len(kept) == len(CHECKS)
     assert last.outcome == "skipped" and "the compiler is missing or failed" in last.why
 

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.golden.settings import UNCLAMPED, Setup
-from verl_clipx.losses.base.method import declared
+from verl_clipx.losses.base.method import find_declarations
 from verl_clipx.losses.methods.acpo import Acpo
 
 from .at import row, tokens_at
@@ -62,7 +62,7 @@ def test_two_bins_by_hand():
     low, high = method.bounds(t, decision)
     assert_close(low, row(-0.7, -0.7, 0.5, 0.5, 0.5))
     assert_close(high, row(2.7, 2.7, 1.5, 1.5, 1.5))
-    found = declared(method, method.metrics(statistics, decision))
+    found = find_declarations(method, method.metrics(statistics, decision))
     named = {key: value.item() for _, members in found for key, value in members.items()}
     expected = {"count": (2.0, 2.0), "epsilon": (1.7, 0.5)}
     assert named == pytest.approx({f"{key}/bin_{k}": values[k] for key, values in expected.items() for k in (0, 1)})

@@ -56,7 +56,7 @@ def test_selection_per_sequence_by_hand(keep, fraction, expected, dtype, mask_dt
 
 def test_counts_are_the_whole_part_of_pythons_product():
     # 0.29 * 100 is 28.999999999999996 in Python, and so 28; in float32 it would be 29.
-    assert selection("highest", 0.29).counts(torch.ones(1, 100)).tolist() == [int(100 * 0.29)] == [28]
+    assert selection("highest", 0.29).kept_counts(torch.ones(1, 100)).tolist() == [int(100 * 0.29)] == [28]
 
 
 @given(tokens=TOKENS, keep=KEEPS, fraction=FRACTIONS)

@@ -224,7 +224,7 @@ def test_selected_tokens(case):
     expected, mask = case.expected["selection_mask"].bool(), case.inputs["response_mask"]
     select = built_once(overrides_of(case)).policy_loss.clipx.select
     selected = select.selected(case.expected["entropy"], mask)
-    assert torch.equal(selected, expected) and torch.equal(selected.sum(1), select.counts(mask))
+    assert torch.equal(selected, expected) and torch.equal(selected.sum(1), select.kept_counts(mask))
     found, loss, gradient = run(case), case.expected["loss"], case.expected["grad"]
     shares = selected / selected.sum(1, keepdim=True).clamp(min=1) / len(selected)
     if "loss" in case.nonfinite:

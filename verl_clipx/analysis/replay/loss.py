@@ -9,7 +9,7 @@ from verl_clipx.analysis.replay.tokens import TokenBatch, TracedTokens, inputs_a
 from verl_clipx.losses.applying.loss import apply, token_statistics
 from verl_clipx.losses.applying.metrics import TOKENS, token_metrics, token_sums, with_ratios_of_sums
 from verl_clipx.losses.applying.token_trace import TokenTrace, token_trace
-from verl_clipx.losses.base.method import declared
+from verl_clipx.losses.base.method import find_declarations
 from verl_clipx.losses.base.tokens import OPTIONAL, Inputs
 from verl_clipx.losses.modifiers.masks import remaining
 from verl_clipx.run.config import Settings
@@ -158,7 +158,7 @@ def _apply(settings: Settings, inputs: Inputs, factor: Tensor, decision: Tensor,
     t = applied.tokens
     sums = token_sums(t, method.bounded(t), applied.bounds, applied.weighted, method.dual_clip, inputs.counted)
     of_decision = {}
-    for _, members in declared(method, metrics):
+    for _, members in find_declarations(method, metrics):
         for name, value in members.items():
             of_decision[f"clipx/{name}"] = value
     return Part(trace=token_trace(method, applied, factor), sums=sums, of_decision=of_decision)

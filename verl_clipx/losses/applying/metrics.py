@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, where
 
-from verl_clipx.losses.base.method import Bounds, Method, declared
+from verl_clipx.losses.base.method import Bounds, Method, find_declarations
 from verl_clipx.losses.base.metric import Metric, Over
 from verl_clipx.losses.base.shared_metrics import FLOORS, OF_TOKENS, VERSIONS, VERSIONS_FIRST
 from verl_clipx.losses.base.tokens import Tokens, number_in, parts
@@ -161,7 +161,7 @@ def with_updates(metrics: dict[str, list[Any]], method: Method) -> dict[str, lis
     """
     empty = torch.zeros(method.statistics_size + method.second_statistics_size, dtype=torch.float64)
     of_method = {}
-    for _, members in declared(method, method.metrics(empty, method.decide(empty))):
+    for _, members in find_declarations(method, method.metrics(empty, method.decide(empty))):
         for name in members:
             if f"clipx/{name}" in metrics:
                 of_method[name] = metrics[f"clipx/{name}"]

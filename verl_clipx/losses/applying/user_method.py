@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from verl_clipx.losses.base.method import described, register
+from verl_clipx.losses.base.method import qualified_name, register
 from verl_clipx.losses.base.parameters import Allowed, boolean, integer, number, only, optional, parameter
 from verl_clipx.losses.base.tokens import OPTIONAL, Tokens
 from verl_clipx.losses.base.width import Width
@@ -20,13 +20,13 @@ GradientWeight = TypeVar("GradientWeight", bound=Callable[..., Any])
 ANY_NUMBER = "any that float32 holds: only the function knows its range"
 ANY = number(reason=ANY_NUMBER)
 
-# What a function may ask for, by these names.
+# The names of the arguments that a function may ask for.
 OFFERED = ("ratio", "advantages", "bounds", "log_prob", "old_log_prob", "entropy")
 
-# Arguments of a loss in verl's registry that no function of ours has.
-OF_VERLS_LOSSES = {"response_mask", "loss_agg_mode", "rollout_is_weights"}
+# Arguments that a loss in verl's registry has, and a gradient weight never.
+VERL_LOSS_ARGUMENTS = {"response_mask", "loss_agg_mode", "rollout_is_weights"}
 
-# From the name of a decorated function to its method, or to an error that says what is wrong with it.
+# From the qualified name of a decorated function to its method, or to an error that says what is wrong with it.
 DECORATED: dict[str, type[Method] | ValueError] = {}
 
 
@@ -67,6 +67,11 @@ def register_loss(
     """
 
     def decorate(gradient_weight: GradientWeight) -> GradientWeight:
+        """Make the function's method and register it; return the function unchanged.
+
+        What is wrong with the function is kept, and raised by `load_method` when the loss is used. Raised here, it
+        would stop the import of the function's module, and with it the module's other losses.
+        """
         attributes = dict(
             unconstrained_weight=unconstrained_weight,
             by_sequence=by_sequence,
@@ -76,17 +81,22 @@ def register_loss(
             bounds_width=bounds_width,
         )
         try:
-            method_or_error = method_class(name, gradient_weight, **attributes)
+            method_or_error = make_method_class(name, gradient_weight, **attributes)
         except ValueError as error:
             method_or_error = error
-        DECORATED[described(gradient_weight)] = method_or_error
+        DECORATED[qualified_name(gradient_weight)] = method_or_error
         return gradient_weight
 
     return decorate
 
 
-def method_class(name: str, gradient_weight: Callable[..., Any], **attributes: Any) -> type[Method]:
-    """The method that a decorated function stands for; the arguments are those of `register_loss`.
+def make_method_class(name: str, gradient_weight: Callable[..., Any], **attributes: Any) -> type[Method]:
+    """Make and register the method that a decorated function stands for.
+
+    Args:
+        name: as for `register_loss`.
+        gradient_weight: the decorated function.
+        attributes: the other arguments of `register_loss`, which become attributes of the class.
 
     Raises:
         ValueError: the function's signature, a default or the width of its bounds does not fit.
@@ -94,18 +104,18 @@ def method_class(name: str, gradient_weight: Callable[..., Any], **attributes: A
     signature = inspect.signature(gradient_weight).parameters
     fields = []
     own_parameters = []
-    if has_signature_of_verls(gradient_weight):
-        raise ValueError(f"register_loss({name!r}): {returns_a_loss(gradient_weight)}")
+    if has_verl_loss_signature(gradient_weight):
+        raise ValueError(f"register_loss({name!r}): {explain_verl_loss(gradient_weight)}")
     inherited = {field.name: field.metadata for field in dataclasses.fields(FixedBounds)}
-    # A function with neither the argument `bounds` nor one of their parameters has none.
-    has_bounds = {"bounds", "clip_low", "clip_high"} & signature.keys()
+    # The method has bounds if the function asks for them, or has one of the two parameters that set them.
+    has_bounds = bool({"bounds", "clip_low", "clip_high"} & signature.keys())
     for key, given in signature.items():
         if key in OFFERED:
             continue
         if given.kind is not inspect.Parameter.KEYWORD_ONLY or given.default is inspect.Parameter.empty:
             raise ValueError(
-                f"register_loss({name!r}): {described(gradient_weight)} asks for {key!r}, but a function may ask only "
-                f"for {', '.join(OFFERED)}. If {key} is a parameter, make it keyword-only with a default: *, "
+                f"register_loss({name!r}): {qualified_name(gradient_weight)} asks for {key!r}, but a function may ask "
+                f"only for {', '.join(OFFERED)}. If {key} is a parameter, make it keyword-only with a default: *, "
                 f"{key}=1.0. For statistics, or other fields of the tokens, subclass verl_clipx.Method."
             )
         own_parameters.append(key)
@@ -114,13 +124,14 @@ def method_class(name: str, gradient_weight: Callable[..., Any], **attributes: A
             allowed = inherited[key]["allowed"]
             meaning = inherited[key]["meaning"]
         else:
-            allowed = allowed_like(given.default, given.annotation)
-            meaning = f"of {described(gradient_weight)}"
+            allowed = allow_kind_of(given.default, given.annotation)
+            meaning = f"a parameter of {qualified_name(gradient_weight)}"
         fields.append((key, type(given.default), parameter(given.default, allowed, meaning)))
     reject_held_parameters(name, gradient_weight, attributes.get("bounds_width"), own_parameters)
 
-    def weight(self: Method, t: Tokens, bounds: Bounds) -> Tensor:
+    def call_gradient_weight(self: Method, t: Tokens, bounds: Bounds) -> Tensor:
         """Call the function with what it asks for, and with its own parameters as this method has them."""
+        # A function that has the clamp as a parameter clamps by itself.
         ratio = t.free_ratio if "log_ratio_clamp" in own_parameters else t.ratio
         offered = {**t._asdict(), "ratio": ratio, "bounds": bounds}
         asked_for = {key: offered[key] for key in OFFERED if key in signature}
@@ -131,8 +142,8 @@ def method_class(name: str, gradient_weight: Callable[..., Any], **attributes: A
         "__doc__": inspect.getdoc(gradient_weight) or "A gradient weight of your own.",
         "__module__": gradient_weight.__module__,
         "__qualname__": gradient_weight.__qualname__,
-        "gradient_weight": weight,
-        "asks_for": tuple(name for name in OPTIONAL if name in {*OFFERED} & signature.keys()),
+        "gradient_weight": call_gradient_weight,
+        "asks_for": tuple(key for key in OPTIONAL if key in OFFERED and key in signature),
         **attributes,
         "loss_value": Method.loss_value,
     }
@@ -146,32 +157,33 @@ def method_class(name: str, gradient_weight: Callable[..., Any], **attributes: A
 def reject_held_parameters(
     name: str, gradient_weight: Callable[..., Any], width: Width | None, own_parameters: list[str]
 ) -> None:
-    """Raises a ValueError if a function takes the bounds that `+clipx/hold` would set as parameters of its own."""
+    """Raise a ValueError if a function takes the bounds that `+clipx/hold` would set as parameters of its own."""
     if width is None:
         return
     held_parameters = [key for key in width.parameters if key in own_parameters]
     if held_parameters:
         held = " and ".join(held_parameters)
         raise ValueError(
-            f"register_loss({name!r}): {described(gradient_weight)} takes {held} itself, so that it would not follow a "
-            "held target. Take `bounds` instead, or leave bounds_width out."
+            f"register_loss({name!r}): {qualified_name(gradient_weight)} takes {held} itself, so that it would not "
+            "follow a held target. Take `bounds` instead, or leave bounds_width out."
         )
 
 
-def has_signature_of_verls(function: Any) -> bool:
-    """Return whether a function takes what verl gives to the losses of its registry, whichever kind it takes it as."""
+def has_verl_loss_signature(function: Any) -> bool:
+    """Return whether a function has an argument that verl passes to the losses of its registry and ours do not get."""
     if isinstance(function, type) or not callable(function):
         return False
     try:
-        return bool(OF_VERLS_LOSSES & inspect.signature(function).parameters.keys())
+        arguments = inspect.signature(function).parameters
     except (TypeError, ValueError):
         # Some callables of C have no signature.
         return False
+    return bool(VERL_LOSS_ARGUMENTS & arguments.keys())
 
 
-def returns_a_loss(function: Callable[..., Any]) -> str:
-    """Return what to do with a function that has the signature of a loss in verl's registry, in sentences."""
-    name = described(function)
+def explain_verl_loss(function: Callable[..., Any]) -> str:
+    """Return, in sentences, what to do with a function that has the signature of a loss in verl's registry."""
+    name = qualified_name(function)
     module, _, attribute = name.partition(":")
     registers = f"@verl.trainer.ppo.core_algos.register_policy_loss({attribute!r})"
     chooses = f"actor_rollout_ref.actor.policy_loss.loss_mode={attribute}"
@@ -183,11 +195,12 @@ def returns_a_loss(function: Callable[..., Any]) -> str:
     )
 
 
-def allowed_like(default: Any, annotation: Any) -> Allowed:
-    """Returns which values a parameter may take: those of the kind of its default.
+def allow_kind_of(default: Any, annotation: Any) -> Allowed:
+    """Return the values that a function's parameter may take: those of the kind of its default.
 
-    A text allows any text, a boolean both booleans, and a number any number, or only whole ones if the annotation is
-    int. None allows null besides the numbers.
+    Args:
+        default: a text allows any text, a boolean both booleans, a number any number, and None any number or null.
+        annotation: if it is int, only whole numbers are allowed.
 
     Raises:
         ValueError: the default is of another type.
@@ -198,21 +211,24 @@ def allowed_like(default: Any, annotation: Any) -> Allowed:
         return only("text", lambda value: isinstance(value, str))
     if default is None or type(default) in (int, float):
         # A function's annotations may be texts.
-        whole = annotation in (int, "int")
-        allowed = integer(reason=ANY_NUMBER) if whole else dataclasses.replace(ANY, convert=as_written)
+        if annotation in (int, "int"):
+            allowed = integer(reason=ANY_NUMBER)
+        else:
+            # Unchanged, so that a function that is written for a whole number gets one.
+            allowed = dataclasses.replace(ANY, convert=require_number)
         return optional(allowed) if default is None else allowed
     kind = type(default).__name__
     raise ValueError(f"a default of type {kind} cannot be a configuration value: use a number, true or false, or text.")
 
 
-def as_written(value: Any) -> int | float:
-    """Returns a number unchanged; raises a ValueError for anything that is not a number that float32 holds."""
+def require_number(value: Any) -> int | float:
+    """Return a number unchanged; raise a ValueError for anything that is not a number that float32 holds."""
     ANY.convert(value)
     return value
 
 
 def load_method(function: str) -> type[Method]:
-    """Imports a user's method.
+    """Import a user's method.
 
     Args:
         function: `package.module:name` of a class or of a decorated function; the module is imported.
@@ -242,26 +258,31 @@ def load_method(function: str) -> type[Method]:
             f"clipx.function={function!r}: {error}. The module must be importable in the driver and in every Ray "
             "worker: install it, or put its folder on PYTHONPATH there."
         ) from error
-    return method_of(loaded)
+    return find_method(loaded)
 
 
-def method_of(loaded: Any) -> type[Method]:
-    """Returns the method of a class or of a decorated function; raises a ValueError if it is neither, or not usable."""
+def find_method(loaded: Any) -> type[Method]:
+    """Return the method that a user's class is, or that a decorated function stands for.
+
+    Raises:
+        ValueError: `loaded` is neither, or what is wrong with it.
+    """
     is_method = isinstance(loaded, type) and issubclass(loaded, Method)
-    method = loaded if is_method else DECORATED.get(described(loaded))
-    if method is None and has_signature_of_verls(loaded):
-        raise ValueError(returns_a_loss(loaded))
+    method = loaded if is_method else DECORATED.get(qualified_name(loaded))
+    if method is None and has_verl_loss_signature(loaded):
+        raise ValueError(explain_verl_loss(loaded))
     if method is None:
         raise ValueError(
-            f"{described(loaded)} is not decorated with @verl_clipx.register_loss(name) and is not a subclass of "
+            f"{qualified_name(loaded)} is not decorated with @verl_clipx.register_loss(name) and is not a subclass of "
             "verl_clipx.Method. Write one of the two."
         )
     if isinstance(method, ValueError):
         raise method
-    # These must be the class's own and not a parent's, or it would be announced as another method.
-    if not vars(method).get("name") or "__dataclass_fields__" not in vars(method):
+    # The name and the fields must be the class's own: with those that it inherits, a run would announce its parent.
+    attributes = vars(method)
+    if not attributes.get("name") or "__dataclass_fields__" not in attributes:
         raise ValueError(
-            f"{described(method)}: write it as @dataclass(frozen=True, kw_only=True) "
+            f"{qualified_name(method)}: write it as @dataclass(frozen=True, kw_only=True) "
             f'class {method.__name__}(Method, name="…").'
         )
     reject_unusable_fields(method)
@@ -271,23 +292,23 @@ def method_of(loaded: Any) -> type[Method]:
 
 
 def reject_unusable_fields(method: type[Method]) -> None:
-    """Raises a ValueError for a field that cannot be a parameter, with what to do."""
+    """Raise a ValueError for a field that cannot be a parameter, with what to do."""
     parents = [parent for parent in method.__mro__[1:] if dataclasses.is_dataclass(parent)]
     inherited = {field.name for parent in parents for field in dataclasses.fields(parent)}
     for field in dataclasses.fields(method):
         if field.name not in inherited and any(hasattr(parent, field.name) for parent in parents):
             raise ValueError(
-                f"{described(method)}: {field.name} is a name that every method uses. Give the parameter another "
+                f"{qualified_name(method)}: {field.name} is a name that every method uses. Give the parameter another "
                 "name; if it is a constant of that name, remove its annotation."
             )
         if "allowed" not in field.metadata:
             raise ValueError(
-                f"{described(method)}: write {field.name} = verl_clipx.parameter(default, allowed, meaning)."
+                f"{qualified_name(method)}: write {field.name} = verl_clipx.parameter(default, allowed, meaning)."
             )
 
 
 def reject_unusable_formula(method: type[Method]) -> None:
-    """Raises a ValueError for a formula from which no run can be described, with what to do."""
+    """Raise a ValueError for a formula from which no run can be qualified_name, with what to do."""
     formula = method.formula
     symbols = method.symbols
     if isinstance(formula, property) or isinstance(symbols, property):
@@ -295,8 +316,8 @@ def reject_unusable_formula(method: type[Method]) -> None:
         return
     if not isinstance(formula, tuple) or len(formula) == 1:
         raise ValueError(
-            f"{described(method)}: formula={formula!r} must be a tuple of texts: the lower bound, empty for none, the "
-            "upper bound, and any equations for what is in them."
+            f"{qualified_name(method)}: formula={formula!r} must be a tuple of texts: the lower bound, empty for none, "
+            "the upper bound, and any equations for what is in them."
         )
     values = {field.name: "" for field in dataclasses.fields(method)}
     for text in (*formula, symbols):
@@ -304,14 +325,14 @@ def reject_unusable_formula(method: type[Method]) -> None:
             text.format(**values)
         except (LookupError, ValueError) as error:
             raise ValueError(
-                f"{described(method)}: the text {text!r} of its formula or symbols cannot be filled in "
-                f"({type(error).__name__}: {error}). In braces write one of the parameters {', '.join(values)}; write "
-                "a brace that is meant as one twice."
+                f"{qualified_name(method)}: the text {text!r} of its formula or symbols cannot be filled in "
+                f"({type(error).__name__}: {error}). Braces must contain the name of a parameter: {', '.join(values)}. "
+                "For a brace that is part of the text, write two."
             ) from error
 
 
 def reject_unusable_width(method: type[Method]) -> None:
-    """Raises a ValueError if the bounds_width of a method names parameters that it does not have, with what to do."""
+    """Raise a ValueError if the bounds_width of a method names parameters that it does not have, with what to do."""
     width = method.bounds_width
     if width is None:
         return
@@ -319,6 +340,6 @@ def reject_unusable_width(method: type[Method]) -> None:
     for name in (*width.parameters, *dict(width.only_with)):
         if name not in names:
             raise ValueError(
-                f"{described(method)}: bounds_width names {name}, which is not one of its parameters. Name the "
+                f"{qualified_name(method)}: bounds_width names {name}, which is not one of its parameters. Name the "
                 "parameters that bound the weight, or leave bounds_width out."
             )

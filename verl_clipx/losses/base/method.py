@@ -307,16 +307,17 @@ def register(method: type[Method], name: str, source: str = "") -> None:
     registered and cannot be built.
     """
     method.name = name
-    method.source = source or described(method)
+    method.source = source or qualified_name(method)
     method.refused = None
-    wrong = [f"{described(method)}: {sentence}. Rename it." for sentence in wrong_names(method.logs, METRICS)]
+    wrong = [f"{qualified_name(method)}: {sentence}. Rename it." for sentence in wrong_names(method.logs, METRICS)]
     if wrong:
         method.refused = ValueError("\n".join(wrong))
         return
     existing = METHODS.get(name)
-    if existing is not None and described(existing) != described(method):
+    if existing is not None and qualified_name(existing) != qualified_name(method):
         method.refused = ValueError(
-            f"{described(method)}: the name {name!r} already belongs to {described(existing)}. Choose another one."
+            f"{qualified_name(method)}: the name {name!r} already belongs to {qualified_name(existing)}. Choose "
+            "another one."
         )
         return
     METHODS[name] = method
@@ -324,7 +325,7 @@ def register(method: type[Method], name: str, source: str = "") -> None:
         follow(name)
 
 
-def declared(method: Method, values: Mapping[str, Tensor]) -> list[tuple[Metric, dict[str, Tensor]]]:
+def find_declarations(method: Method, values: Mapping[str, Tensor]) -> list[tuple[Metric, dict[str, Tensor]]]:
     """Returns the declaration of each metric of a decision, with its members: from their names to 0-d tensors.
 
     Args:
@@ -339,12 +340,12 @@ def declared(method: Method, values: Mapping[str, Tensor]) -> list[tuple[Metric,
         metric = known.get(name)
         if metric is None:
             raise ValueError(
-                f"{described(type(method))}.metrics returns {name!r}, which it does not declare: add "
+                f"{qualified_name(type(method))}.metrics returns {name!r}, which it does not declare: add "
                 f"logs = (of_decision({name!r}, meaning, unit), …) to the class, with verl_clipx.of_decision."
             )
         if value.ndim != bool(metric.numbered):
             raise ValueError(
-                f"{described(type(method))}.metrics returns {name!r} with {value.ndim} dimensions. A metric must "
+                f"{qualified_name(type(method))}.metrics returns {name!r} with {value.ndim} dimensions. A metric must "
                 "have no dimension; a family, which numbered= declares, must have one."
             )
         members = {name: value}
@@ -354,7 +355,7 @@ def declared(method: Method, values: Mapping[str, Tensor]) -> list[tuple[Metric,
     return declarations
 
 
-def described(target: Any) -> str:
+def qualified_name(target: Any) -> str:
     """A class or a function as module:name, for messages."""
     return f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
 

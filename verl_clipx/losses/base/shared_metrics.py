@@ -1,7 +1,8 @@
 """Every metric that does not belong to a method, each declared once. To add one, add an entry.
 
-Regions, after DGPO (Eqs. 2-6): L and H are below the lower and above the upper bound, N and P negative and positive
-advantages. M is the rest, including equality and an advantage of 0. PPO clips LN and HP, and does not clip LP and HN.
+Regions of tokens, after DGPO (Eqs. 2-6). The first letter is L below the lower bound and H above the upper one, the
+second N for a negative and P for a positive advantage. M is every other token, also one whose ratio equals a bound or
+whose advantage is 0. PPO clips LN and HP, and does not clip LP and HN.
 """
 
 from dataclasses import dataclass
@@ -17,16 +18,22 @@ NEGATIVE_M = "mass/M, A < 0"
 POSITIVE_M = "mass/M, A > 0"
 
 
-def effective_sample_size(ratio: float, squared_ratio: float) -> float:
-    """Kish's effective sample size of tokens that are weighted by their ratios, as a share of the tokens.
+def effective_sample_size(mean_ratio: float, mean_squared_ratio: float) -> float:
+    """Return Kish's effective sample size of tokens that are weighted by their ratios, as a share of the tokens.
+
+    Of n tokens it is (sum r)^2 / (sum r^2), and its share (sum r)^2 / (n sum r^2), which is the square of the mean of r
+    divided by the mean of r^2.
 
     Args:
-        ratio, squared_ratio: means over tokens.
+        mean_ratio: the mean of r over the tokens.
+        mean_squared_ratio: the mean of r^2 over the tokens.
 
     Returns:
-        (sum r)^2 / (n sum r^2), in [0, 1]; 0 without tokens.
+        In [0, 1]; 0 without tokens.
     """
-    return ratio**2 / squared_ratio if squared_ratio != 0 else 0.0
+    if mean_squared_ratio == 0:
+        return 0.0
+    return mean_ratio**2 / mean_squared_ratio
 
 
 # In the order of their declarations, in which `clipx metrics` lists those of a section.
@@ -34,9 +41,10 @@ METRICS: list[Metric] = []
 
 
 def declare(name: str, meaning: str, unit: str, over: Over, **further: Any) -> Metric:
-    """Declares a metric, and returns it; the arguments are as for `Metric`."""
-    METRICS.append(Metric(name, meaning, unit, over, **further))
-    return METRICS[-1]
+    """Declare a metric, and return it; the arguments are as for `Metric`."""
+    metric = Metric(name, meaning, unit, over, **further)
+    METRICS.append(metric)
+    return metric
 
 
 CLIPPED = partial(declare, unit="fraction of tokens", over=Over.TOKENS, section="What was clipped")
@@ -60,7 +68,8 @@ CLIP_FRACTION_HIGH = CLIPPED(
 )
 PG_CLIPFRAC = CLIPPED(
     "pg_clipfrac",
-    "the sum of these two, in every method: what PPO would clip; under the name that verl's dashboards use",
+    "the sum of `clip_fraction_low` and `clip_fraction_high`, in every method: what PPO would clip; under the name "
+    "that verl's dashboards use",
     sums=("LN", "HP"),
     logged_as="actor/pg_clipfrac",
 )
@@ -91,31 +100,39 @@ MOVED(
     of=effective_sample_size,
     chart="effective sample size",
 )
+
+
+def declare_gradient_mass(region: str, sums: tuple[str, ...]) -> Metric:
+    """Declare the gradient mass of a region, made of these sums over tokens."""
+    return MASS(f"gradient_mass/{region}", IN_REGION, sums=sums, chart="gradient mass")
+
+
 GRADIENT_MASS = {
-    region: MASS(f"gradient_mass/{region}", IN_REGION, sums=sums, chart="gradient mass")
-    for region, sums in ({one: (f"mass/{one}",) for one in REGIONS} | {"M": (NEGATIVE_M, POSITIVE_M)}).items()
+    "LN": declare_gradient_mass("LN", sums=("mass/LN",)),
+    "HP": declare_gradient_mass("HP", sums=("mass/HP",)),
+    "LP": declare_gradient_mass("LP", sums=("mass/LP",)),
+    "HN": declare_gradient_mass("HN", sums=("mass/HN",)),
+    "M": declare_gradient_mass("M", sums=(NEGATIVE_M, POSITIVE_M)),
 }
 CONTRIBUTION = {
-    sign: MASS(f"contribution/{sign}", BY_SIGN, sums=sums, chart="contribution")
-    for sign, sums in {
-        "positive": ("mass/HP", "mass/LP", POSITIVE_M),
-        "negative": ("mass/LN", "mass/HN", NEGATIVE_M),
-    }.items()
+    "positive": MASS("contribution/positive", BY_SIGN, sums=("mass/HP", "mass/LP", POSITIVE_M), chart="contribution"),
+    "negative": MASS("contribution/negative", BY_SIGN, sums=("mass/LN", "mass/HN", NEGATIVE_M), chart="contribution"),
 }
 
-# The metrics over every method's tokens: all so far.
+# The metrics of every method's tokens, which are those declared above.
 OF_TOKENS = tuple(METRICS)
 
 
 @dataclass(frozen=True)
 class Floor:
-    """The metrics of one measurement of the floor: what a loss sees where the ratio is 1 but for arithmetic.
+    """The metrics of one measurement of the floor: how far rounding alone moves ratios that would be 1 without it.
 
     Attributes:
         log_ratio: the mean of |log r|.
         clip_fraction_low, clip_fraction_high: as the clip fractions of the same names.
-        tokens, log_ratio_sum, squared_sum: per bin of the old policy's probability the number of tokens, and the sums
-            of log r and of its square.
+        tokens: the number of tokens in each bin of the old policy's probability.
+        log_ratio_sum: the sum of log r in each bin.
+        squared_sum: the sum of (log r)^2 in each bin.
     """
 
     log_ratio: Metric
@@ -127,30 +144,37 @@ class Floor:
 
     @property
     def means(self) -> tuple[Metric, ...]:
-        """Returns the metrics that are divided by the number of tokens."""
+        """The metrics that are divided by the number of tokens."""
         return self.log_ratio, self.clip_fraction_low, self.clip_fraction_high
 
 
-# ACPO's bins, for every method.
+# Bins of the old policy's probability, equally wide. As many as ACPO has, though every method logs them.
 FLOOR_BINS = 5
 
 
 def declare_floor(name: str, where: str) -> Floor:
-    """Declares the metrics of a measurement of the floor; `where` says which tokens it is of."""
-    one_number = partial(declare, over=Over.ROLLOUT_BATCH, section="How much is rounding")
-    of_bin = f"{where}, per bin of the old policy's probability (five equally wide ones)"
+    """Declare the metrics of a measurement of the floor.
+
+    Args:
+        name: what their keys begin with, after `clipx/`.
+        where: the tokens that are measured, as the end of each metric's meaning.
+    """
+    declare_of_floor = partial(declare, over=Over.ROLLOUT_BATCH, section="How much is rounding")
+    in_bin = f"{where}, per bin of the old policy's probability (five equally wide ones)"
     return Floor(
-        log_ratio=one_number(
+        log_ratio=declare_of_floor(
             f"{name}/log_ratio", f"mean of abs(log ratio) {where}", "nats per token", chart="floor: abs(log ratio)"
         ),
-        clip_fraction_low=one_number(f"{name}/clip_fraction_low", f"`clip_fraction_low` {where}", "fraction of tokens"),
-        clip_fraction_high=one_number(
+        clip_fraction_low=declare_of_floor(
+            f"{name}/clip_fraction_low", f"`clip_fraction_low` {where}", "fraction of tokens"
+        ),
+        clip_fraction_high=declare_of_floor(
             f"{name}/clip_fraction_high", f"`clip_fraction_high` {where}", "fraction of tokens"
         ),
-        tokens=one_number(f"{name}/tokens", f"number of tokens {of_bin}", "tokens", numbered="bin"),
-        log_ratio_sum=one_number(f"{name}/log_ratio_sum", f"sum of log ratio {of_bin}", "nats", numbered="bin"),
-        squared_sum=one_number(
-            f"{name}/squared_sum", f"sum of the squared log ratio {of_bin}", "nats²", numbered="bin"
+        tokens=declare_of_floor(f"{name}/tokens", f"number of tokens {in_bin}", "tokens", numbered="bin"),
+        log_ratio_sum=declare_of_floor(f"{name}/log_ratio_sum", f"sum of log ratio {in_bin}", "nats", numbered="bin"),
+        squared_sum=declare_of_floor(
+            f"{name}/squared_sum", f"sum of the squared log ratio {in_bin}", "nats²", numbered="bin"
         ),
     )
 
@@ -188,7 +212,7 @@ UNDECIDED = HEALTH(
     "fraction of responses",
     logged_as="health/undecided",
 )
-# By what is not finite. The trainer's process logs these, so that `observe` has them too.
+# From the kind of value that is not finite. The trainer's process logs these, so that `observe` has them too.
 NOT_FINITE = {
     name: HEALTH(
         f"health/not_finite/{name}",
@@ -220,8 +244,8 @@ HELD = partial(declare, over=Over.DECISION)
 
 SKIPPED_UPDATES = RUN(
     "skipped_updates",
-    "number of the rollout batch's updates whose gradient's norm was not finite, which verl skips, but under Megatron "
-    "takes; under Lopti in both passes",
+    "number of the rollout batch's updates in which the norm of the gradient was not finite. verl skips such an "
+    "update, but takes it under Megatron. Under Lopti, the updates of both passes are counted",
     "updates",
 )
 RECEIPT = RUN(
@@ -265,7 +289,7 @@ REJECTED = OF_RUN(
     "`+clipx/mask`, and bypass mode with `rollout_rs`: fraction of the tokens taken out; every other number is of "
     "those that are left. In decoupled mode verl logs `rollout_corr/rollout_rs_masked_fraction`",
 )
-# Of what `+clipx/mask` takes out, by the sign of the advantage; a sequence's is that of its mean.
+# What `+clipx/mask` takes out, by the sign of the advantage. A sequence has the sign of the mean of its advantages.
 SIGNS = ("negative", "positive")
 MASKED = {
     sign: OF_RUN(

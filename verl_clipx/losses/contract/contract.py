@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verl_clipx.losses.applying.compiled import token_functions
 from verl_clipx.losses.applying.loss import Applied, apply, per_token_loss, token_loss, token_statistics, tokens_in
-from verl_clipx.losses.base.method import declared
+from verl_clipx.losses.base.method import find_declarations
 from verl_clipx.losses.base.metric import Over, wrong_names
 from verl_clipx.losses.base.shared_metrics import METRICS
 from verl_clipx.losses.base.tokens import Inputs, Tokens
@@ -31,7 +31,7 @@ from verl_clipx.losses.modifiers import AdvantageReweighting, Shaping
 
 
 def inputs_of(method: Method, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that a method's loss is called with."""
+    """Return, of the tensors of a mini-batch, those that a method's loss is called with."""
     asked_for = ("log_prob", "old_log_prob", "advantages", "mask", *method.asks_for)
     return {name: tensors[name] for name in asked_for}
 
@@ -39,10 +39,10 @@ def inputs_of(method: Method, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def evaluate(
     method: Method, statistics: Tensor | None = None, shaping: Shaping | None = None, **tensors: Tensor | None
 ) -> Applied:
-    """Applies a method to the tokens of a mini-batch.
+    """Apply a method to the tokens of a mini-batch, uncompiled.
 
     Args:
-        method: what is applied.
+        method: the method.
         statistics: those that the bounds follow from; None: those of these tokens.
         shaping: what changes the advantages first; None: nothing.
         tensors: the fields of `Inputs`.
@@ -55,10 +55,10 @@ def evaluate(
 
 
 def gradient(method: Method, tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Applied, Tensor]:
-    """Applies a method, and differentiates its loss by autograd.
+    """Apply a method, and differentiate its loss by autograd.
 
     Args:
-        method: what is applied.
+        method: the method.
         tensors: as for `inputs_of`, each (sequences, length).
         statistics: as for `evaluate`.
 
@@ -73,7 +73,7 @@ def gradient(method: Method, tensors: dict[str, Tensor], statistics: Tensor | No
 
 
 def batches_to_try(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Tensor], Tensor | None]]:
-    """Yields mini-batches that reach every part of a weight.
+    """Yield mini-batches that reach every part of a weight.
 
     Yields:
         A mini-batch's name, its tensors, and the statistics that the bounds follow from. They are those of a usual
@@ -81,17 +81,17 @@ def batches_to_try(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, di
     """
     usual = evaluate(method, **inputs_of(method, example(dtype)))
     yield "every ratio within the usual bounds", every_ratio(dtype), usual.statistics
-    yield "ratios at the usual bounds", examples.at_bounds(usual.bounds, dtype), usual.statistics
+    yield "ratios at the usual bounds", examples.make_tokens_at_bounds(usual.bounds, dtype), usual.statistics
     for name, tensors in examples.mini_batches(dtype).items():
         yield name, tensors, None
 
 
-# Relative and absolute differences that are rounding.
+# Relative and absolute differences that are put down to rounding.
 ROUNDING = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-4, 1e-6)}
 
 
 def close(first: Tensor, second: Tensor, rtol: float = 0.0, atol: float = 0.0) -> Tensor:
-    """Returns where numbers agree.
+    """Return where two tensors of numbers agree: bool, of their shape.
 
     NaN agrees with NaN, because a check of its own, `finite_for_every_finite_input`, finds it.
     """
@@ -99,21 +99,23 @@ def close(first: Tensor, second: Tensor, rtol: float = 0.0, atol: float = 0.0) -
 
 
 def require(condition: bool, message: str) -> None:
-    """Raises AssertionError with the message unless the condition holds."""
+    """Raise AssertionError with the message unless the condition holds."""
     if not condition:
         raise AssertionError(message)
 
 
 def require_none(wrong: Tensor, message: str, *tensors: Tensor) -> None:
-    """Raises AssertionError if any token is wrong.
+    """Raise AssertionError if any token is wrong.
 
     Args:
         wrong: bool, (sequences, length).
-        message: formatted with the values of the first wrong token.
-        of: the tensors of these values, (sequences, length).
+        message: with a place in braces for a value of the first wrong token from each of the tensors.
+        tensors: the tensors of these values, (sequences, length).
     """
-    if bool(wrong.any()):
-        raise AssertionError(message.format(*(float(values[wrong][0]) for values in tensors)))
+    if not bool(wrong.any()):
+        return
+    of_first_wrong = [float(values[wrong][0]) for values in tensors]
+    raise AssertionError(message.format(*of_first_wrong))
 
 
 def one_weight_per_token(method: Method) -> None:
@@ -153,7 +155,7 @@ def gradient_is_weight_times_advantage(method: Method) -> None:
             result, actual = gradient(method, tensors, statistics)
             t = result.tokens
             inside = tensors["mask"]
-            # Computed once more, so that a weight that is another one each time is seen.
+            # Computed a second time, so that a weight that changes from call to call is found.
             weight = method.gradient_weight(t, result.bounds)
             announced = method.gradient(t, result.bounds, weight)
             require(bool(close(actual, torch.where(inside, -announced, 0)).all()), "the gradient differs from -F*A")
@@ -181,7 +183,7 @@ def finite_for_every_finite_input(method: Method) -> None:
 
 
 def not_finite(what: str, values: Tensor, wrong: Tensor, t: Tokens) -> str:
-    """Returns the message about values that are not finite: for which token they are not, and what to do.
+    """Return the message about values that are not finite: for which token they are not, and what to do.
 
     Args:
         what: what the values are, as the beginning of the sentence.
@@ -213,7 +215,7 @@ def nothing_outside_the_mask_is_read(method: Method) -> None:
 
 
 def order_of_sequences_does_not_matter(method: Method) -> None:
-    """Permuting the sequences permutes loss and gradient, and which numbers the groups have changes nothing."""
+    """Permuting the sequences permutes loss and gradient, and numbering the groups otherwise changes nothing."""
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     inverse = order.argsort()
     for tensors in (example(), extreme_tokens(torch.float64)):
@@ -229,7 +231,7 @@ def order_of_sequences_does_not_matter(method: Method) -> None:
 
 def padding_does_not_matter(method: Method) -> None:
     """A thousand more masked positions and a sequence without tokens change nothing, the statistics included."""
-    # What pad takes, by a tensor's number of dimensions: left, right, top, bottom. `group` has no columns.
+    # How much pad adds, by a tensor's number of dimensions: left, right, top, bottom. `group` has no columns.
     padding = {2: (0, 1000, 0, 1), 1: (0, 1)}
     for tensors in (example(), extreme_tokens(torch.float64), extreme_sequences(torch.float64)):
         padded = {name: torch.nn.functional.pad(tensor, padding[tensor.ndim]) for name, tensor in tensors.items()}
@@ -265,15 +267,17 @@ def weight_does_not_depend_on_the_micro_batch(method: Method) -> None:
 
 
 def splits(sequences: int, into: tuple[int, ...]) -> Iterator[Tensor]:
-    """Yields several splits of a mini-batch: which sequences each micro-batch has, bool, (micro-batches, sequences).
+    """Yield several splits of a mini-batch: which sequences each micro-batch has, bool, (micro-batches, sequences).
 
     Args:
         sequences: the number of sequences in the mini-batch.
         into: the numbers of micro-batches of neighbours that it is split into. One more split follows, into the
-            sequences at even places and those at odd ones.
+            sequences at even positions and those at odd ones.
     """
     rows = torch.arange(sequences)
-    for numbers in (*(rows * parts // sequences for parts in into), rows % 2):
+    micro_batch_of_row = [rows * micro_batches // sequences for micro_batches in into]
+    micro_batch_of_row.append(rows % 2)
+    for numbers in micro_batch_of_row:
         yield numbers == numbers.unique()[:, None]
 
 
@@ -295,15 +299,15 @@ def inputs_stay_unchanged(method: Method) -> None:
 
 
 def without_writes(method: Method, called: str, *given: Any) -> Any:
-    """Calls a method's function of that name and returns what it returns.
+    """Call one of a method's functions, and return what it returns.
 
     Args:
-        method: whose function is called.
-        called: the function's name.
-        given: its arguments, tensors or named tuples of them.
+        method: the method.
+        called: the name of its function.
+        given: the function's arguments, tensors or named tuples of them.
 
     Raises:
-        AssertionError: the function wrote to one of them; names the function and the tensor.
+        AssertionError: the function wrote to one of the tensors; names the function and the tensor.
     """
     function = getattr(method, called)
     tensors = {}
@@ -316,20 +320,21 @@ def without_writes(method: Method, called: str, *given: Any) -> Any:
     before = {name: (tensor._version, tensor.clone()) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
     result = function(*given)
     for name, (version, values) in before.items():
-        require(
-            tensors[name]._version == version and bool(close(tensors[name], values).all()),
+        is_unchanged = tensors[name]._version == version and bool(close(tensors[name], values).all())
+        message = (
             f"{name} was written to by {called}, so what is logged would not be what was trained. "
-            f"Write {name}.clamp(…) instead of {name}.clamp_(…), and no assignment to its entries.",
+            f"Write {name}.clamp(…) instead of {name}.clamp_(…), and no assignment to its entries."
         )
+        require(is_unchanged, message)
     return result
 
 
 def expect_same(first: tuple[Applied, Tensor], second: tuple[Applied, Tensor], message: str) -> None:
-    """Raises AssertionError unless losses and gradients agree to 1e-12, and sums of statistics to 1e-9.
+    """Raise AssertionError unless losses and gradients agree to 1e-12, and sums of statistics to 1e-9.
 
     Args:
-        first, second: what is compared, each as `gradient` returns it.
-        message: that of the error.
+        first, second: two results of `gradient`.
+        message: what the error says.
     """
     first_result, first_gradient = first
     second_result, second_gradient = second
@@ -342,13 +347,14 @@ def not_finite_inside_the_mask_reaches_the_gradient(method: Method) -> None:
     """NaN and infinity inside the mask make the loss and the gradient of their token not finite, so that verl skips."""
     of_mini_batch = gradient(method, example())[0].statistics
     for case, tensors in spoiled(method, torch.float64):
-        for whose, statistics in (("its own", None), ("given", of_mini_batch)):
+        # Bounds that follow from the spoiled tokens, then bounds that follow from clean ones.
+        for origin, statistics in (("its own", None), ("given", of_mini_batch)):
             result, actual = gradient(method, tensors, statistics)
-            require_not_finite(f"{case}, statistics {whose}", result.value, actual)
+            require_not_finite(f"{case}, statistics {origin}", result.value, actual)
 
 
 class NotChecked(Exception):
-    """A check was left out; says why."""
+    """A check could not be made; the message says why."""
 
 
 def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None = None) -> None:
@@ -356,7 +362,7 @@ def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None
     functions = token_functions(method, shaping, compiled=True)
 
     def losses(tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the compiled loss and its gradient; the bounds follow from the statistics, or from the tokens'."""
+        """Return the compiled loss and its gradient, with bounds from these statistics or, if None, the tokens' own."""
         inputs = Inputs(**inputs_of(method, tensors))
         if statistics is None:
             statistics = functions.statistics(inputs)
@@ -365,25 +371,25 @@ def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None
 
     clean = example(torch.float32)
     of_mini_batch = functions.statistics(Inputs(**inputs_of(method, clean)))
-    once = losses(clean, of_mini_batch)
+    of_clean = losses(clean, of_mini_batch)
     if not functions.compiled:
         raise NotChecked("the compiler is missing or failed, as the warning says; the loss then trains uncompiled")
     for case, tensors in spoiled(method, torch.float32):
-        for whose, statistics in (("its own", None), ("given", of_mini_batch)):
-            require_not_finite(f"compiled, {case}, statistics {whose}", *losses(tensors, statistics))
-    for without_junk, with_it in zip(once, losses(examples.with_junk(clean)), strict=True):
-        require(torch.equal(without_junk, with_it), "compiled, values outside the mask are read")
+        for origin, statistics in (("its own", None), ("given", of_mini_batch)):
+            require_not_finite(f"compiled, {case}, statistics {origin}", *losses(tensors, statistics))
+    for without_junk, with_junk in zip(of_clean, losses(examples.with_junk(clean)), strict=True):
+        require(torch.equal(without_junk, with_junk), "compiled, values outside the mask are read")
         require(bool(without_junk.isfinite().all()), "compiled, a loss or a gradient is not finite")
     if shaping is not None:
         # Shaping changes the advantages, which `gradient` knows nothing of.
         return
     uncompiled, actual = gradient(method, clean, of_mini_batch)
-    for compiled, usual in zip(once, (uncompiled.value, actual), strict=True):
+    for compiled, usual in zip(of_clean, (uncompiled.value, actual), strict=True):
         require(bool(close(compiled, usual.detach(), *ROUNDING[torch.float32]).all()), "compiled, it is another loss")
 
 
 def require_not_finite(case: str, loss: Tensor, gradients: Tensor) -> None:
-    """Raises AssertionError if the spoiled token's loss or gradient is finite."""
+    """Raise AssertionError if the spoiled token's loss or gradient is finite; `case` begins the message."""
     require(not bool(loss[SPOILED].isfinite()), f"{case}: the loss is finite")
     require(not bool(gradients[SPOILED].isfinite()), f"{case}: the gradient is finite")
 
@@ -395,33 +401,35 @@ def weight_is_positive_at_ratio_1(method: Method) -> None:
             old = tensors["old_log_prob"]
             tensors["log_prob"] = old
             tensors["rollout_log_prob"] = old
-            # A token of probability 1 has no gradient, and one of e.g. exp(-100) may underflow in a power.
-            judged = tensors["mask"] & (tensors["advantages"] != 0) & (old > -30) & (old < -1e-4)
+            # A token of probability 1 has no gradient, and the weight of one of exp(-100) may underflow in a power.
+            is_judged = tensors["mask"] & (tensors["advantages"] != 0) & (old > -30) & (old < -1e-4)
             for sign in (1, -1):
                 signed = {**tensors, "advantages": sign * tensors["advantages"]}
                 weight = gradient(method, signed)[0].weight
                 message = f"F is {{:.3g}} at ratio 1 for a token with A = {{:.3g}}, not above 0. {RETURN_F}"
-                require_none(judged & (weight <= 0), message, weight, signed["advantages"])
+                require_none(is_judged & (weight <= 0), message, weight, signed["advantages"])
 
 
 def weight_is_nowhere_negative(method: Method) -> None:
-    """At no ratio the weight is below 0, so no token is pushed against its advantage."""
+    """The weight is below 0 at no ratio, so no token is pushed against its advantage."""
     for dtype in ROUNDING:
         for _, tensors, statistics in batches_to_try(method, dtype):
             result, _ = gradient(method, tensors, statistics)
-            wrong = tensors["mask"] & (result.weight < -ROUNDING[dtype][1])
+            _, atol = ROUNDING[dtype]
+            wrong = tensors["mask"] & (result.weight < -atol)
+            # The message names the wrong token whose ratio is nearest to 1.
             distance = result.tokens.log_ratio.abs().where(wrong, torch.inf)
-            message = f"F is {{:.3g}} at ratio {{:.4g}} for a token with A = {{:.3g}}, below 0. {RETURN_F}"
             nearest = wrong & (distance == distance.amin())
+            message = f"F is {{:.3g}} at ratio {{:.4g}} for a token with A = {{:.3g}}, below 0. {RETURN_F}"
             require_none(nearest, message, result.weight, result.tokens.ratio, result.tokens.advantages)
 
 
-# Added to log-probabilities, in nats; many, so that no weight is flat over all of them by its bounds.
+# Added to log-probabilities, in nats. So many that a weight which follows the ratio anywhere changes at one of them.
 SHIFTS = (-3.0, -1.0, -0.3, -0.1, -0.03, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
 def ignores_the_ratio(method: Method) -> bool:
-    """Return whether the weight stays the same when only the current, or only the old log-probabilities move.
+    """Return whether the weight stays the same when only the current, or only the old log-probabilities change.
 
     Such a method is no mistake by itself: REINFORCE's weight is 1. But nothing limits how far an update goes.
     """
@@ -431,7 +439,7 @@ def ignores_the_ratio(method: Method) -> bool:
     def weight_changes(*names: str) -> bool:
         """Return whether any shift of the log-probabilities of these names changes the weight of a token."""
         for shift in SHIFTS:
-            # By another amount at each token, so that no mean over a sequence stays.
+            # By a different amount at each token, so that the mean over a sequence changes too.
             steps = shift * torch.linspace(0.5, 1.5, tensors["log_prob"].numel(), dtype=torch.float64)
             moved = {name: (tensors[name] + steps.view_as(tensors[name])).clamp(max=-1e-3) for name in names}
             weight = evaluate(method, usual.statistics, **inputs_of(method, {**tensors, **moved})).weight
@@ -439,7 +447,7 @@ def ignores_the_ratio(method: Method) -> bool:
                 return True
         return False
 
-    # Some ratios are to the policy that sampled.
+    # The sampler's log-probabilities change with the old ones, because some methods' ratio is to the sampler.
     return not (weight_changes("log_prob") and weight_changes("old_log_prob", "rollout_log_prob"))
 
 
@@ -453,14 +461,14 @@ def weight_does_not_depend_on_the_size_of_advantages(method: Method) -> None:
             before = gradient(method, tensors)[0].weight
             for factor in factors:
                 weight = gradient(method, {**tensors, "advantages": factor * tensors["advantages"]})[0].weight
-                # As good as the same: A / (|A| + 1e-6) is a sign.
+                # To 1e-3, because a weight may use A / (|A| + 1e-6) for the sign of A.
                 moved = tensors["mask"] & ~close(weight, before, 1e-3, 1e-9)
                 message = f"F goes from {{:.3g}} to {{:.3g}} when A is multiplied by {factor:g}. {RETURN_F}"
                 require_none(moved, message, before, weight)
 
 
 def statistics_are_the_same_each_time(method: Method) -> None:
-    """The statistics of the same tokens are the same to the last bit, and a float64 vector, as the decision is."""
+    """The statistics of the same tokens are the same to the last bit. They and the decision are float64 vectors."""
     size = method.statistics_size + method.second_statistics_size
     mini_batches = [tensors for dtype in ROUNDING for tensors in examples.mini_batches(dtype).values()]
     for tensors in mini_batches:
@@ -527,7 +535,7 @@ def metrics_keep_their_keys(method: Method) -> None:
     for tensors in (first_update, usual, empty):
         statistics = token_statistics(method, None, Inputs(**inputs_of(method, tensors)))
         values = {}
-        for _, members in declared(method, method.metrics(statistics, method.decide(statistics))):
+        for _, members in find_declarations(method, method.metrics(statistics, method.decide(statistics))):
             values.update(members)
         metrics_of_batches.append(values)
     keys = [list(members) for members in metrics_of_batches]
@@ -568,16 +576,16 @@ def earlier_batches_do_not_matter(method: Method) -> None:
     for tensors in (example(), example(seed=2, spread=3.0)):
         numbers(tensors)
     after_others = numbers(later)
-    again = numbers(later)
-    if not bool(close(after_others, again).all()):
-        # It is another one at each call, which is the fault of another check.
+    repeated = numbers(later)
+    if not bool(close(after_others, repeated).all()):
+        # A loss that changes at each call says nothing of earlier batches: `weight_is_the_same_at_each_call` names it.
         return
-    same = close(first, after_others, 1e-9, 1e-12)
+    is_same = close(first, after_others, 1e-9, 1e-12)
     message = (
         "the loss of a mini-batch is another one after other mini-batches, so it keeps something of them. Make what it "
         "needs of the update's tokens a statistic, which is summed over ranks and saved with checkpoints."
     )
-    require(bool(same.all()), message)
+    require(bool(is_same.all()), message)
 
 
 def no_value_is_read_on_the_host(method: Method) -> None:
@@ -587,31 +595,37 @@ def no_value_is_read_on_the_host(method: Method) -> None:
     batches = [without_values(usual, size) for size in (None, *LARGE)]
     for batch in batches:
         run_without_values(method, batch, accelerator=False)
-    # What is done on an accelerator alone, such as under `if ratio.is_cuda:`.
+    # Again with tensors that say that they are on an accelerator, for code such as that under `if ratio.is_cuda:`.
     for batch in batches:
         run_without_values(method, batch, accelerator=True)
 
 
-# Sequences and length of batches that a loss may treat otherwise than small ones.
+# Numbers of sequences and lengths of large batches, which a loss may treat otherwise than small ones.
 LARGE = ((64, 128), (1, 131_072), (2_048, 8_192))
 
 
 def without_values(tensors: Mapping[str, Tensor], size: tuple[int, int] | None) -> dict[str, Tensor]:
-    """Returns the inputs of a method on the device "meta".
+    """Return tensors like the inputs of a method, but without values: on the device "meta".
 
     Args:
-        size: sequences and length, which all tensors have as far as they have two dimensions; None: as they are.
+        tensors: the inputs.
+        size: the number of sequences and the length that the new tensors have; a tensor of one dimension has the
+            number of sequences alone. None: the shapes of the inputs.
     """
-    sizes = {name: tensor.shape if size is None else size[: tensor.dim()] for name, tensor in tensors.items()}
-    return {name: torch.empty(sizes[name], dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
+    empty = {}
+    for name, tensor in tensors.items():
+        shape = tensor.shape if size is None else size[: tensor.dim()]
+        empty[name] = torch.empty(shape, dtype=tensor.dtype, device="meta")
+    return empty
 
 
 def run_without_values(method: Method, tensors: Mapping[str, Tensor], *, accelerator: bool) -> None:
     """Run a method's functions on tensors without values.
 
     Args:
+        method: the method.
         tensors: the inputs, as `without_values` returns them.
-        accelerator: as for `WithoutValues`.
+        accelerator: whether the tensors say that they are on an accelerator.
 
     Raises:
         AssertionError: a value is read on the host, also where the loss catches the error.
@@ -627,21 +641,29 @@ def run_without_values(method: Method, tensors: Mapping[str, Tensor], *, acceler
             token_loss(method, None, Inputs(**tensors), decision)
     except Exception as error:
         failure = error
-    if mode.read is not None:
-        message = first_sentence(mode.read)
-        is_elsewhere = "expected device" in message or message == COPIED
-        advice = ON_THE_DEVICE if is_elsewhere else KEEP_TENSORS
+    # First, because a loss may catch the error of a reading, and because any other failure may follow from it.
+    if mode.first_read is not None:
         # The traceback is kept, because it contains the line of the loss.
-        raise AssertionError(f"{advice} PyTorch said: {message}").with_traceback(mode.read.__traceback__) from None
-    if failure is not None and not accelerator:
-        raise failure
-    if failure is not None:
-        raise NotChecked(f"what it does on an accelerator could not be run without one: {failure}")
+        raise AssertionError(explain_read(mode.first_read)).with_traceback(mode.first_read.__traceback__) from None
+    if failure is None:
+        return
+    if accelerator:
+        raise NotChecked(f"what the loss does on an accelerator could not be run without one: {failure}")
+    raise failure
+
+
+def explain_read(error: Exception) -> str:
+    """Return the message about an error that a tensor without values raised when it was read: what to write instead."""
+    message = first_sentence(error)
+    # PyTorch says "expected device" where tensors of two devices meet.
+    is_made_on_the_host = "expected device" in message or message == COPIED
+    advice = ON_THE_DEVICE if is_made_on_the_host else KEEP_TENSORS
+    return f"{advice} PyTorch said: {message}"
 
 
 RETURN_F = (
     "Return the gradient weight F (for GRPO: the ratio), not a loss: the gradient is F*A, and the plugin multiplies by "
-    "A. A method that means it sets unconstrained_weight=True."
+    "A. If such a weight is intended, set unconstrained_weight=True."
 )
 
 AVOID = (
@@ -653,7 +675,7 @@ MOVED = "F of a token goes from {{:.3g}} to {{:.3g}} when other {} are taken awa
 
 DECLARE_BATCH = (
     "It depends on how verl divides the batch, which is a matter of memory. Use statistics, which are summed over the "
-    "mini-batch. A method that means it sets by_batch=True."
+    "mini-batch. If the weight is meant to depend on it, set by_batch=True."
 )
 
 DECLARE_SEQUENCE = "A method that looks at a token's whole sequence sets by_sequence=True."

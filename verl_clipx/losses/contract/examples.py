@@ -11,21 +11,25 @@ SEQUENCES = 6
 LENGTH = 9
 LENGTHS = torch.tensor([LENGTH, 7, 5, 3, 1, 0])
 
-# Log-ratios, one for each column, log-probabilities of the policy that a token is likelier under, and advantages.
+# What `extreme_sequences` combines: the log-ratio, the log-probability under the likelier of the two policies, and A.
 EXTREMES = torch.tensor([-1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4, -1.0, 1.0]).double()
 LIKELIER = torch.tensor([0.0, -1e-9, -1.0, -30.0, -1e4]).double()
 ADVANTAGES = torch.tensor([0.0, 1.0, -1.0, 1e-3, -1e-3, 1e3, -1e3]).double()
 
+# Bounds that differ from token to token would give more ratios than a loss that compares each token with each can take.
+MOST_RATIOS = 40
+
 
 def example(dtype: torch.dtype = torch.float64, seed: int = 0, spread: float = 0.5) -> dict[str, Tensor]:
-    """Draws sequences of different lengths with ratios on both sides of any usual bound, the last one without a token.
+    """Draw sequences of different lengths with ratios on both sides of any usual bound. The last one has no token.
 
     Args:
-        dtype: of log-probabilities and advantages.
+        dtype: of log-probabilities, advantages and entropies.
+        seed: of what is drawn.
         spread: the standard deviation of the log-ratios.
 
     Returns:
-        The fields of `Inputs` that a method may ask for.
+        The fields of `Inputs` that a method may ask for, (SEQUENCES, LENGTH).
     """
     generator = torch.Generator().manual_seed(seed)
     old_log_prob = -torch.rand(SEQUENCES, LENGTH, generator=generator, dtype=torch.float64) * 3
@@ -42,18 +46,22 @@ def example(dtype: torch.dtype = torch.float64, seed: int = 0, spread: float = 0
     }
 
 
-def of_tokens(log_ratio: Tensor, likelier: Tensor, advantages: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Makes, as `example`, tokens that are all inside the mask, with probabilities of at most 1.
+def make_tokens(log_ratio: Tensor, likelier: Tensor, advantages: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Make tokens that are all inside the mask, with probabilities of at most 1.
 
     Args:
         log_ratio: of the current to the old policy, float64, (sequences, length).
-        likelier: the log-probability under the one of the two that is likelier to choose the token; broadcasts.
+        likelier: the log-probability under that of the two policies that is likelier to choose the token; broadcasts.
         advantages: those of the tokens; broadcasts.
         dtype: of log-probabilities, advantages and entropies.
+
+    Returns:
+        The fields of `Inputs` that a method may ask for, (sequences, length).
     """
     log_prob = likelier + log_ratio.clamp(max=0)
     old_log_prob = likelier - log_ratio.clamp(min=0)
-    # In turn: near 0, usual, and near that of a vocabulary; less where one token has almost all probability.
+    # Entropies, five sequences each in turn: near 0, two usual ones, and one near that of a whole vocabulary. They are
+    # made smaller where the token has almost all probability.
     nats = torch.tensor([0.01, 0.5, 3.0, 11.0]).double()[torch.arange(len(log_ratio)) // 5 % 4, None]
     tensors = {
         "old_log_prob": old_log_prob,
@@ -62,17 +70,24 @@ def of_tokens(log_ratio: Tensor, likelier: Tensor, advantages: Tensor, dtype: to
         "rollout_log_prob": old_log_prob.clone(),
         "entropy": -nats * torch.expm1(log_prob),
     }
-    mask = torch.ones_like(log_ratio, dtype=torch.bool)
-    group = torch.arange(len(log_ratio)) // 2
-    return {name: tensor.to(dtype) for name, tensor in tensors.items()} | {"mask": mask, "group": group}
+    converted = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    converted["mask"] = torch.ones_like(log_ratio, dtype=torch.bool)
+    converted["group"] = torch.arange(len(log_ratio)) // 2
+    return converted
 
 
 def every_ratio(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """Makes, as `example`, sequences of one token: ratios from exp(-20) to exp(20) and beyond, with both signs of A.
+    """Make sequences of one token with ratios from exp(-20) to exp(20) and beyond, each with both signs of A.
 
-    Likelihoods, sizes of A and entropies follow each other in turn, and every other one is drawn, so that no band
-    between them is left out. Between ratios of 1/e and e the steps are of 0.1 %, elsewhere of 1.5 %. More sequences
-    would be too many for a loss that compares each with each.
+    Between ratios of 1/e and e the steps are of 0.1 %, elsewhere of 1.5 %. More sequences would be too many for a loss
+    that compares each with each. Log-probabilities, sizes of A and entropies take a few values in turn, and every other
+    pair of tokens has drawn ones, so that no band between the few is left out.
+
+    Args:
+        dtype: of log-probabilities, advantages and entropies.
+
+    Returns:
+        The fields of `Inputs` that a method may ask for, (sequences, 1).
     """
     far = torch.linspace(1, 20, 1268)
     log_ratio = torch.cat([torch.linspace(-1, 1, 2001), far, -far, torch.tensor([25.0, 40.0, 100.0, 1e4, -1e4])])
@@ -89,7 +104,7 @@ def every_ratio(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     likelier = -mixed(torch.tensor([1e-3, 0.5, 2.0, 8.0, 60.0]).double()[pair % 5], low=1e-4, high=100.0)
     size = mixed(torch.tensor([2.0, 0.3, 1e3, 1e-3]).double()[pair // 20 % 4], low=1e-3, high=1e3)
     sign = torch.tensor([1.0, -1.0]).double().repeat(len(pair))[:, None]
-    tensors = of_tokens(log_ratio.repeat_interleave(2)[:, None], likelier, size * sign, torch.float64)
+    tensors = make_tokens(log_ratio.repeat_interleave(2)[:, None], likelier, size * sign, torch.float64)
     nats = mixed(torch.tensor([0.01, 0.5, 3.0, 11.0]).double()[pair * 2 // 5 % 4], low=0.01, high=11.0)
     tensors["entropy"] = -nats * torch.expm1(tensors["log_prob"])
     for name, values in tensors.items():
@@ -98,57 +113,91 @@ def every_ratio(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     return tensors
 
 
-def at_bounds(bounds: Bounds, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Makes, as `every_ratio`, tokens at ratios that are exactly the bounds, and at their nearest neighbours."""
-    ratios = torch.cat([torch.as_tensor(bound).double().reshape(-1) for bound in (1.0, *bounds)])
-    ratios = ratios.to(dtype).double()
-    logs = ratios[(ratios > 0) & ratios.isfinite()].unique()[:40].log()
-    steps = torch.tensor([0.0, 1e-3, -1e-3, *(k * torch.finfo(dtype).eps for k in (-2, -1, 1, 2))]).double()
-    log_ratio = (logs[:, None] * (1 + steps)).reshape(-1, 1).repeat_interleave(2, 0)
-    # One of the two policies is sure of the token, so that the log-ratio is not rounded.
+def make_tokens_at_bounds(bounds: Bounds, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Make sequences of one token whose ratio is a bound or 1, or next to it, each with both signs of A.
+
+    A weight that changes at a bound shows there what belongs to it: the bound itself, or only what lies beyond. Ratio 1
+    is where every update starts, and where many weights change with the sign of the log-ratio.
+
+    Args:
+        bounds: numbers, or tensors of any shape. Of different ratios the MOST_RATIOS smallest are taken.
+        dtype: of log-probabilities, advantages and entropies.
+
+    Returns:
+        The fields of `Inputs` that a method may ask for, (sequences, 1).
+    """
+    candidates = torch.cat([torch.as_tensor(bound).double().reshape(-1) for bound in (1.0, *bounds)])
+    # Rounded as the loss would round them, and widened again for the arithmetic below.
+    ratios = candidates.to(dtype).double()
+    is_ratio = (ratios > 0) & ratios.isfinite()
+    log_of_ratio = ratios[is_ratio].unique()[:MOST_RATIOS].log()
+    eps = torch.finfo(dtype).eps
+    # Relative to the log-ratio: none, a thousandth, and one and two roundings to either side. At ratio 1, whose
+    # logarithm is 0, all of these are ratio 1.
+    steps = torch.tensor([0.0, 1e-3, -1e-3, -2 * eps, -eps, eps, 2 * eps]).double()
+    log_ratio = (log_of_ratio[:, None] * (1 + steps)).reshape(-1, 1).repeat_interleave(2, 0)
     advantages = torch.tensor([1.0, -1.0]).double().repeat(len(log_ratio) // 2)[:, None]
-    return of_tokens(log_ratio, torch.tensor(0.0).double(), advantages, dtype)
+    # The likelier policy is sure of the token. Its log-probability is 0, so that the difference of the two is exact.
+    likelier = torch.tensor(0.0).double()
+    return make_tokens(log_ratio, likelier, advantages, dtype)
 
 
 def extreme_sequences(dtype: torch.dtype) -> dict[str, Tensor]:
-    """Makes sequences of equal tokens with every combination of extremes; the sampler may be far from both policies."""
+    """Make sequences of equal tokens with every combination of EXTREMES, LIKELIER and ADVANTAGES.
+
+    In half of them the sampler is the old policy, in a quarter each it is sure of the tokens, or would never choose
+    them.
+
+    Args:
+        dtype: of log-probabilities, advantages and entropies.
+
+    Returns:
+        The fields of `Inputs` that a method may ask for, (sequences, LENGTH). Sequences have up to two masked tokens.
+    """
     log_ratio, likelier, advantages = torch.cartesian_prod(EXTREMES, LIKELIER, ADVANTAGES).T[:, :, None]
-    tensors = of_tokens(log_ratio.expand(-1, LENGTH), likelier, advantages, dtype)
+    tensors = make_tokens(log_ratio.expand(-1, LENGTH), likelier, advantages, dtype)
     row = torch.arange(len(log_ratio))[:, None]
     far = torch.where(row % 4 == 1, -1e4, 0.0).to(dtype)
     tensors["rollout_log_prob"] = torch.where(row % 4 < 2, far, tensors["rollout_log_prob"])
-    return tensors | {"mask": torch.arange(LENGTH) < LENGTH - row % 3}
+    tensors["mask"] = torch.arange(LENGTH) < LENGTH - row % 3
+    return tensors
 
 
 def extreme_tokens(dtype: torch.dtype) -> dict[str, Tensor]:
-    """Makes, as `example`, sequences of which every other one has tokens that differ in everything.
+    """Make the usual sequences of `example`, but with extreme tokens in every other one.
 
-    The tokens of the other sequences differ only as usual ones do: they share an advantage, for example.
+    An extreme token is one of `extreme_sequences`, so that the tokens of one sequence differ in everything. Those of
+    the other sequences differ only as usual ones do: they share an advantage, for example.
+
+    Args:
+        dtype: of log-probabilities, advantages and entropies.
+
+    Returns:
+        The fields of `Inputs` that a method may ask for, (SEQUENCES, LENGTH).
     """
     tensors = example(dtype)
     extreme = extreme_sequences(dtype)
     # For each token, the number of the extreme sequence whose first token takes its place.
-    drawn = torch.randperm(len(extreme["mask"]), generator=torch.Generator().manual_seed(0))
-    drawn = drawn[: SEQUENCES * LENGTH].view(SEQUENCES, LENGTH)
-    # In the other sequences the tokens stay usual ones.
-    replaced = torch.arange(SEQUENCES)[:, None] % 2 == 1
+    order = torch.randperm(len(extreme["mask"]), generator=torch.Generator().manual_seed(0))
+    drawn = order[: SEQUENCES * LENGTH].view(SEQUENCES, LENGTH)
+    is_replaced = torch.arange(SEQUENCES)[:, None] % 2 == 1
     for name in tensors.keys() - {"mask", "group"}:
-        tensors[name] = torch.where(replaced, extreme[name][drawn, 0], tensors[name])
+        tensors[name] = torch.where(is_replaced, extreme[name][drawn, 0], tensors[name])
     return tensors
 
 
 def mini_batches(dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
-    """Returns mini-batches by name."""
+    """Return mini-batches by what they hold, in words: each has the fields of `Inputs` that a method may ask for."""
     usual = example(dtype)
     extreme = extreme_sequences(dtype)
-    # The extreme sequences are ordered by their ratio, so that each of these has one ratio alone.
-    by_ratio: list[dict[str, Tensor]] = [{} for _ in EXTREMES]
+    # The extreme sequences are ordered by their ratio, so that the sequences of each part have the same ratio.
+    of_equal_ratio: list[dict[str, Tensor]] = [{} for _ in EXTREMES]
     for name, tensor in extreme.items():
-        for part, rows in zip(by_ratio, tensor.chunk(len(EXTREMES)), strict=True):
+        for part, rows in zip(of_equal_ratio, tensor.chunk(len(EXTREMES)), strict=True):
             part[name] = rows
     single_token = torch.zeros_like(usual["mask"])
     single_token[1, 2] = True
-    long = torch.sin(torch.arange(3000.0).double()).repeat(2, 1) / 2
+    long_log_ratio = torch.sin(torch.arange(3000.0).double()).repeat(2, 1) / 2
     return {
         "tokens with extreme values": extreme_tokens(dtype),
         "usual tokens": usual,
@@ -156,8 +205,8 @@ def mini_batches(dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
         "an update that moves far": example(dtype, spread=3.0),
         "every ratio": every_ratio(dtype),
         "extreme sequences": extreme,
-        **{f"ratios that are all exp({float(x):g})": part for x, part in zip(EXTREMES, by_ratio, strict=True)},
-        "long sequences": of_tokens(long, torch.tensor(-1.0), torch.tensor([[1.0], [-1.0]]), dtype),
+        **{f"ratios that are all exp({float(x):g})": part for x, part in zip(EXTREMES, of_equal_ratio, strict=True)},
+        "long sequences": make_tokens(long_log_ratio, torch.tensor(-1.0), torch.tensor([[1.0], [-1.0]]), dtype),
         "A = 0 everywhere": usual | {"advantages": torch.zeros_like(usual["advantages"])},
         "a single token": usual | {"mask": single_token},
         "no token at all": usual | {"mask": torch.zeros_like(single_token)},
@@ -175,17 +224,21 @@ JUNK = {
 
 
 def with_junk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the same tensors with NaN and infinity outside the mask."""
+    """Return the same tensors with NaN and infinity outside the mask."""
     junk = {name: torch.where(tensors["mask"], tensors[name], value) for name, value in JUNK.items()}
     return {**tensors, **junk}
 
 
-# The token that is spoiled. It is inside the mask.
+# Sequence and position of the token that `spoiled` spoils. It is inside the mask.
 SPOILED = (1, 2)
 
 
 def spoiled(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yields the example with NaN or infinity in one token of an input, for each that the method uses, with a label."""
+    """Yield the example with NaN or an infinity in one token of one input, for each input that the method uses.
+
+    Yields:
+        A label such as "log_prob=nan", and the tensors.
+    """
     for name in ("log_prob", "old_log_prob", "advantages", *method.asks_for):
         for value in (float("nan"), float("inf"), -float("inf")):
             tensors = example(dtype)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from verl_clipx.losses.applying.user_method import method_of
+from verl_clipx.losses.applying.user_method import find_method
 from verl_clipx.losses.contract import contract
 from verl_clipx.losses.methods import Method
 
@@ -106,6 +106,6 @@ def check_loss(loss: type[Method] | Callable[..., Any]) -> None:
         AssertionError: the loss breaks the contract; names each check that failed.
         ValueError: `loss` is neither of the two, or it cannot be built.
     """
-    failures = [f"{name} {why}" for name, outcome, why in check_method(method_of(loss)()) if outcome == "failed"]
+    failures = [f"{name} {why}" for name, outcome, why in check_method(find_method(loss)()) if outcome == "failed"]
     if failures:
         raise AssertionError("\n".join(failures))

@@ -7,12 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from verl_clipx.losses.base.histogram import bucket_of, first_reaching, whole_sums
+from verl_clipx.losses.base.histogram import ReachedBucket, bucket_of, find_bucket_reaching, whole_sums
 from verl_clipx.losses.base.parameters import Parameters, choice, number, parameter
 
-# 2046 buckets of equal logarithmic width between the two limits, an open one below and an open one above: neighbouring
-# edges differ by 0.83 %, about the resolution of bfloat16. Entropies above 20 nats don't occur (log of a vocabulary of
-# 150,000 is 11.9); those below 1e-6 nats are rounding.
+# 2046 buckets of equal logarithmic width between LOWEST_EDGE and HIGHEST_EDGE, an open one below and an open one above.
+# Neighbouring edges differ by 0.83 %, about the resolution of bfloat16. Entropies above 20 nats don't occur (log of a
+# vocabulary of 150,000 is 11.9); those below 1e-6 nats are rounding.
 ENTROPY_BUCKETS = 2048
 LOWEST_EDGE = 1e-6
 HIGHEST_EDGE = 20.0
@@ -46,66 +46,77 @@ class EntropySelection(Parameters):
     def selected(self, entropy: Tensor, mask: Tensor, bucket: Tensor | None = None) -> Tensor:
         """The tokens that are kept: bool, (sequences, length), within the mask.
 
-        Among equal entropies in a sequence, the earlier tokens are kept, so padding and the order of the sequences make
-        no difference.
+        Within a sequence, the earlier of two tokens with the same entropy is kept first, so padding and the order of
+        the sequences make no difference. Over the mini-batch whole buckets are kept, and all tokens in them.
 
         Args:
             entropy: the current policy's entropy in nats, (sequences, length), any float dtype.
             mask: bool or 0/1, (sequences, length).
-            bucket: where a selection over the mini-batch ends, from `threshold`; None: it ends at that of these tokens.
+            bucket: the last bucket that is kept, from `threshold`, 0-d int64; None: the one that these tokens give.
+                Only a selection over the mini-batch reads it.
         """
         mask = mask.bool()
         if self.over == "mini_batch":
-            end = self.threshold(entropy_statistics(entropy, mask))[0] if bucket is None else bucket
-            of_token = _bucket(entropy)
-            return mask & (of_token >= end if self.keep == "highest" else of_token <= end)
+            last_kept = bucket
+            if last_kept is None:
+                last_kept = self.threshold(entropy_statistics(entropy, mask)).index
+            bucket_of_token = _find_bucket(entropy)
+            if self.keep == "highest":
+                return mask & (bucket_of_token >= last_kept)
+            return mask & (bucket_of_token <= last_kept)
         order = entropy.detach().argsort(dim=-1, descending=self.keep == "highest", stable=True)
-        counts_in_order = mask.gather(-1, order)
-        # Only the response's tokens are ranked: padding, NaN or not, may lie anywhere in the order.
-        chosen = counts_in_order & (counts_in_order.cumsum(-1) <= self.counts(mask).unsqueeze(-1))
-        return torch.zeros_like(mask).scatter(-1, order, chosen)
+        # The mask as a running count ranks the response's tokens alone: padding may lie anywhere in the order, NaN too.
+        mask_in_order = mask.gather(-1, order)
+        rank_in_order = mask_in_order.cumsum(-1)
+        is_kept_in_order = mask_in_order & (rank_in_order <= self.kept_counts(mask).unsqueeze(-1))
+        return torch.zeros_like(mask).scatter(-1, order, is_kept_in_order)
 
-    def counts(self, mask: Tensor) -> Tensor:
-        """The number of tokens of each sequence that are kept, which needs no entropy: int64, (sequences,).
+    def kept_counts(self, mask: Tensor) -> Tensor:
+        """The number of tokens of each sequence that are kept: int64, (sequences,). It does not depend on the entropy.
 
-        The whole part of ratio * tokens, but at least 1, as in ACPO's released code; 0 for a sequence without tokens.
+        It is the whole part of ratio * tokens, but at least 1, as in ACPO's released code; 0 for a sequence without
+        tokens.
         """
-        tokens = mask.bool().sum(-1)
+        token_counts = mask.bool().sum(-1)
         # float64 as in Python's int(tokens * ratio): in float32 the whole part may differ.
-        share = (tokens.to(torch.float64) * self.ratio).to(torch.int64)
-        return torch.minimum(share.clamp(min=1), tokens)
+        whole_part = (token_counts.to(torch.float64) * self.ratio).to(torch.int64)
+        return torch.minimum(whole_part.clamp(min=1), token_counts)
 
-    def threshold(self, statistics: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns where a selection over the mini-batch ends. It keeps the fewest whole buckets that hold the share.
+    def threshold(self, statistics: Tensor) -> ReachedBucket:
+        """Find the last bucket that a selection over the mini-batch keeps.
+
+        It keeps whole buckets from the highest or the lowest entropy on, the fewest that hold at least the share.
 
         Args:
-            statistics: sum of `entropy_statistics` over any tokens, (ENTROPY_BUCKETS,).
+            statistics: the sum of `entropy_statistics` over any tokens, (ENTROPY_BUCKETS,).
 
         Returns:
-            The last bucket that is kept, 0-d int64; the number of tokens that are kept, 0-d float64; on the device.
+            The last bucket that is kept, and the number of tokens that are kept; both on the statistics' device.
         """
         if self.keep == "lowest":
-            return first_reaching(statistics, self.ratio)
-        steps_down, selected = first_reaching(statistics.flip(0), self.ratio)
-        return ENTROPY_BUCKETS - 1 - steps_down, selected
+            return find_bucket_reaching(self.ratio, statistics)
+        # From the highest bucket down.
+        reached = find_bucket_reaching(self.ratio, statistics.flip(0))
+        return ReachedBucket(index=ENTROPY_BUCKETS - 1 - reached.index, count=reached.count)
 
 
 def entropy_statistics(entropy: Tensor, mask: Tensor) -> Tensor:
-    """Additive statistics from which `EntropySelection.threshold` chooses: the histogram of the entropies.
+    """The histogram of the entropies, from which `EntropySelection.threshold` finds the last bucket that is kept.
 
     Args:
         entropy: of the policy at each token in nats, (sequences, length), any float dtype.
         mask: bool or 0/1, (sequences, length).
 
     Returns:
-        (ENTROPY_BUCKETS,), float64: tokens per bucket.
+        (ENTROPY_BUCKETS,), float64: the tokens in each bucket, additive over any split of the tokens.
     """
-    return whole_sums(_bucket(entropy), mask.bool(), ENTROPY_BUCKETS).sum(0)
+    return whole_sums(_find_bucket(entropy), mask.bool(), ENTROPY_BUCKETS).sum(0)
 
 
-def _bucket(entropy: Tensor) -> Tensor:
+def _find_bucket(entropy: Tensor) -> Tensor:
+    """Return the bucket of each entropy: int64 in [0, ENTROPY_BUCKETS), (sequences, length)."""
     # Made on the device: copying a list there would wait for it.
-    inner_edges = torch.linspace(
+    log_edges = torch.linspace(
         math.log(LOWEST_EDGE), math.log(HIGHEST_EDGE), ENTROPY_BUCKETS - 1, dtype=torch.float64, device=entropy.device
-    ).exp()
-    return bucket_of(entropy, inner_edges)
+    )
+    return bucket_of(entropy, inner_edges=log_edges.exp())

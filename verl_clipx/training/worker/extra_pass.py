@@ -79,7 +79,7 @@ def extra_pass(
         if "entropies" in sums:
             sums["entropies"].add_(entropy_statistics(micro_batch.entropy, mask))
         if "selected" in sums:
-            sums["selected"].add_(select.counts(mask).sum(dtype=torch.float64))
+            sums["selected"].add_(select.kept_counts(mask).sum(dtype=torch.float64))
         return torch.zeros((), device=mask.device), {}
 
     copy = data.copy()

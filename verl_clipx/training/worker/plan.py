@@ -85,7 +85,7 @@ def token_counts(policy_loss: Any, token_pass: TokenPass | None, data: Any) -> d
     of_loss = mask if token_pass is None else token_pass.tokens(data)
     counts = {
         "counted": lambda: of_loss,
-        "selected": lambda: policy_loss.clipx.select.counts(mask),
+        "selected": lambda: policy_loss.clipx.select.kept_counts(mask),
     }
     return {name: counts[name]().sum(dtype=torch.float64)[None] for name in policy_loss.run.record.schedule.counts}
 

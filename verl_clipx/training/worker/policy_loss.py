@@ -16,7 +16,7 @@ from verl_clipx.losses.applying.metrics import (
     token_metrics,
     with_ratios_of_sums,
 )
-from verl_clipx.losses.base.method import NODE, declared
+from verl_clipx.losses.base.method import NODE, find_declarations
 from verl_clipx.losses.base.refusal import refuse
 from verl_clipx.losses.base.shared_metrics import FLOOR, MASKED, MASKED_SEQUENCES, REJECTED, SELECTED
 from verl_clipx.losses.base.tokens import Inputs
@@ -211,7 +211,7 @@ def leave_metrics(settings: Settings, micro_batch: MicroBatch, sums: Tensor, sta
     applied = micro_batch.applied
     values = {}
     counts = {}
-    for metric, members in declared(method, method.metrics(statistics, applied.decision)):
+    for metric, members in find_declarations(method, method.metrics(statistics, applied.decision)):
         # If each micro-batch decides for itself, its counts are a part of the mini-batch's.
         group = counts if metric.adds_up and micro_batch.step.statistics is None else values
         group |= {f"clipx/{name}": tensor for name, tensor in members.items()}

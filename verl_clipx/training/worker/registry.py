@@ -4,7 +4,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from verl_clipx.losses.base.method import described
+from verl_clipx.losses.base.method import qualified_name
 from verl_clipx.losses.methods import METHODS
 from verl_clipx.run.keys import LOSS_MODE, value_at
 
@@ -28,7 +28,7 @@ def register_loss(core_algos: ModuleType, name: str) -> None:
 def refuse_another(name: str, existing: Any) -> None:
     """Raises RuntimeError if a function that is registered under a name of the plugin's is another package's."""
     if existing is not None and not is_ours(existing):
-        other = described(getattr(existing, "func", existing))
+        other = qualified_name(getattr(existing, "func", existing))
         raise RuntimeError(
             f"verl's policy loss {name!r} is already {other}; verl_clipx cannot register its own under that name. "
             "Uninstall or rename the other one."
