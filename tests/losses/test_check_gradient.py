@@ -76,7 +76,7 @@ BY_TOKEN = {"loss": "dapo", "correction": lambda old, rollout, mask: (old - roll
 
 # What the trainer computes where dapo without a dual clip was announced; words of the pattern, where it is easily told.
 OF_DAPO = {
-    "trl#6369": (ppo(number=244), "wherever one is announced it is 0.5 times as large"),
+    "trl#6369": (ppo(number=244), "where the announced gradient is not 0, the trainer's is 0.5 times as large"),
     "SkyRL#1315, miles#1829": (
         lambda p, old, A, mask, rollout: mean(surrogate(p, rollout, A), mask),
         "another gradient at",
@@ -88,7 +88,7 @@ OF_DAPO = {
         lambda p, old, A, mask, rollout: (where(mask, surrogate(p, old, A), 0).sum(-1) / mask.sum(-1)).mean(),
         "another gradient at",
     ),
-    "the objective": (ppo(factor=-1), "it is -1 times as large"),
+    "the objective": (ppo(factor=-1), "the trainer's is -1 times as large"),
     "no gradient": (ppo(factor=0), "no gradient at"),
     "a wider bound": (ppo(high=1.5), "an unannounced gradient at 4 tokens with A > 0 and ratios from 1.2"),
     "a narrower bound": (ppo(low=0.9), "no gradient at 3 tokens with A < 0 and ratios from 0.8"),
@@ -104,7 +104,7 @@ FAULTS = {name: (trainer, DAPO, pattern) for name, (trainer, pattern) in OF_DAPO
         *(lambda p, old, A, mask, rollout: mean(-A * p, mask), {"loss": "vespo"}),
         "another gradient at",
     ),
-    "Liger-Kernel#1082": (ppo(), HUNDREDTH, "it is 100 times as large"),
+    "Liger-Kernel#1082": (ppo(), HUNDREDTH, "the trainer's is 100 times as large"),
     "slime#2247": (ppo(), {"loss": "dapo", "dual_clip": 1.5}, "unannounced gradient at 21 tokens with A < 0 and rat"),
     "slime#1917": (opsm_by_token, OPSM, "with A < 0 and ratios from"),
     "verl#4912, #4272": (ppo(dual_clip=3.0), BY_TOKEN, "another gradient at"),
@@ -133,7 +133,7 @@ def test_rejected_tokens_that_stay_in_the_denominator_are_found():
     # verl#4852: rejection in bypass mode changes the numerator's mask alone.
     whole = tokens()[3]
     found = checked(ppo(number=whole.sum()), DAPO, left=whole & (torch.arange(24) % 3 > 0))
-    assert "wherever one is announced it is 0.6557 times as large" in found.pattern
+    assert "where the announced gradient is not 0, the trainer's is 0.6557 times as large" in found.pattern
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -180,7 +180,7 @@ def test_one_token_that_is_not_finite_hides_no_other(argument, value):
     assert right and right.not_compared == 1 and "Not compared: 1 tokens" in str(right)
     wrong = check_gradient(**call | {"gradient": -call["gradient"]})
     assert not wrong and wrong.difference == pytest.approx(2) and [2, 3] not in wrong.tokens.tolist()
-    assert "it is -1 times as large" in wrong.pattern
+    assert "the trainer's is -1 times as large" in wrong.pattern
 
 
 def test_a_weight_that_is_not_finite_hides_no_other_sequence():

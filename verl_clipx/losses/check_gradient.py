@@ -1,4 +1,4 @@
-"""Compares the gradient of any trainer's loss with that of an announced one, and names the tokens that differ."""
+"""Compares the gradient of any trainer's loss with that of an announced loss, and names the tokens that differ."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from verl_clipx.losses.applying.loss import apply, token_statistics
 from verl_clipx.losses.base.parameters import reject_unknown
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.clip_loss import NEEDED, ClipLoss, clip_loss
+from verl_clipx.losses.settings import LossSettings
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "token-sum")
 
@@ -20,8 +21,9 @@ class GradientCheck(NamedTuple):
     """The result of `check_gradient`; true if no token differs.
 
     Args:
-        difference: the largest of a token, relative to its announced gradient; infinite if it is not finite.
-        tokens: sequence and place of each token that differs, int64, (tokens, 2).
+        difference: the largest difference of a token, relative to the size of its announced gradient; infinite if the
+            trainer's gradient is not finite somewhere.
+        tokens: sequence and position of each token that differs, int64, (tokens, 2).
         pattern: which tokens differ, in words; empty if none does.
         not_compared: how many tokens of the mask have an announced gradient that is not finite.
     """
@@ -39,9 +41,11 @@ class GradientCheck(NamedTuple):
         if self:
             verdict = f"the gradient is the announced one to {size}"
         else:
-            places = ", ".join(f"{sequence}:{place}" for sequence, place in self.tokens[:5].tolist())
-            differ = f"{len(self.tokens)} tokens differ by up to {size} gradient, first (sequence:token) {places}"
-            verdict = f"{differ}: {self.pattern}."
+            first = ", ".join(f"{sequence}:{position}" for sequence, position in self.tokens[:5].tolist())
+            verdict = (
+                f"{len(self.tokens)} tokens differ by up to {size} gradient, first (sequence:token) {first}: "
+                f"{self.pattern}."
+            )
         if not self.not_compared:
             return verdict
         return f"{verdict} Not compared: {self.not_compared} tokens whose announced gradient is not finite"
@@ -87,7 +91,7 @@ def check_gradient(
     resolved = RESOLVED[log_prob.dtype]
     optional = {name: further.pop(name, None) for name in NEEDED}
     require_optional(optional)
-    announced_loss = loss_of(loss, further)
+    announced_loss = make_announced_loss(loss, further)
     settings = announced_loss.settings
     log_prob = log_prob.detach().to(torch.promote_types(log_prob.dtype, torch.float32))
     inputs = announced_loss.inputs(log_prob, old_log_prob, advantages, mask, **optional)
@@ -97,44 +101,55 @@ def check_gradient(
     if decision is not None:
         require_decision(settings, inputs, decision)
     mask = mask.bool()
-    share = aggregation_share(aggregation, mask, log_prob) * factor("correction", correction, log_prob)
+    aggregation_factor = make_aggregation_factor(aggregation, mask, log_prob)
+    share = aggregation_factor * make_factor("correction", correction, log_prob)
     gradient = gradient.detach().to(log_prob)
 
-    def announced(moved: float = 0.0) -> Tensor:
-        moved_inputs = inputs._replace(log_prob=inputs.log_prob + moved)
+    def announce_gradient(shift: float) -> Tensor:
+        """Return the announced loss's gradient where log_prob is moved by `shift`, (sequences, length)."""
+        moved_inputs = inputs._replace(log_prob=inputs.log_prob + shift)
         weighted = apply(settings.method, settings.shaping, moved_inputs, decision).weighted
-        # A mean over no token has an infinite share, and no gradient of the tokens outside the mask.
+        # Outside the mask it is set to 0: with an empty mask the share of a mean is infinite, and 0 times it NaN.
         return torch.where(inputs.mask, -weighted * share, 0.0)
 
+    announced = announce_gradient(0.0)
+    # Rounding may put a token on either side of a bound, so that the gradient of either side is as announced.
+    announced_gradients = torch.stack([announced, announce_gradient(ROUNDING), announce_gradient(-ROUNDING)])
     at_ratio_1 = (inputs.advantages * share).where(inputs.mask, 0)
-    sides = torch.stack([announced(moved) for moved in (0.0, ROUNDING, -ROUNDING)])
-    difference = apart(gradient, sides, at_ratio_1, torch.zeros_like(gradient))
-    compared = mask & ~difference.isnan()
-    if not compared.any():
-        raise ValueError(nothing_to_compare(mask))
-    if not (at_ratio_1[compared].any() or gradient[compared].any()):
+    difference = apart(gradient, announced_gradients, at_ratio_1, besides=torch.zeros_like(gradient))
+    is_compared = mask & ~difference.isnan()
+    if not is_compared.any():
+        raise ValueError(explain_nothing_to_compare(mask))
+    if not (at_ratio_1[is_compared].any() or gradient[is_compared].any()):
         raise ValueError(
             "every announced gradient is 0, whatever the loss, so nothing can be compared: give advantages, an "
             "aggregation and a correction that are not 0 everywhere."
         )
-    wrong = difference > resolved
+    is_wrong = difference > resolved
     return GradientCheck(
         # Adding 0 turns -0.0 into 0.0.
         difference=largest_known(difference) + 0.0,
-        tokens=wrong.nonzero(),
-        pattern="; ".join(patterns_of(inputs, mask, announced(), gradient, wrong)),
-        not_compared=int((mask & ~compared).sum()),
+        tokens=is_wrong.nonzero(),
+        pattern="; ".join(describe_wrong_tokens(inputs, mask, announced, gradient, is_wrong)),
+        not_compared=int((mask & ~is_compared).sum()),
     )
 
 
-def loss_of(loss: str | ClipLoss, parameters: dict[str, Any]) -> ClipLoss:
-    """Return the loss that is announced; raises ValueError if it is neither a name nor what `clip_loss` returned."""
+def make_announced_loss(loss: str | ClipLoss, parameters: dict[str, Any]) -> ClipLoss:
+    """Return the announced loss.
+
+    Args:
+        loss: a name as for `clip_loss`, or what that returned.
+        parameters: those of a loss that is given by its name; what `clip_loss` returned has its own.
+
+    Raises:
+        ValueError: `loss` is neither of the two, or a parameter is not known.
+    """
     if isinstance(loss, str):
         return clip_loss(loss, **parameters)
     if not isinstance(loss, ClipLoss):
         raise ValueError(f"loss is {loss!r}: give a name, such as 'dapo', or what clip_loss returned.")
     if parameters:
-        # What `clip_loss` returned has its parameters already.
         reject_unknown(parameters, NEEDED, "check_gradient", "a loss that clip_loss returned: give them to clip_loss")
     return ClipLoss(loss.settings)
 
@@ -163,7 +178,7 @@ def require_numbers(name: str, value: Any) -> None:
 
 
 def require_optional(tensors: dict[str, Any]) -> None:
-    """Raise ValueError, which names the argument, for one of NEEDED that is given and has a wrong kind."""
+    """Raise ValueError, which names the argument, for one of the optional tensors (NEEDED) that has a wrong type."""
     for name, tensor in tensors.items():
         if tensor is None:
             continue
@@ -173,17 +188,31 @@ def require_optional(tensors: dict[str, Any]) -> None:
             require_numbers(name, tensor)
 
 
-def require_decision(settings: Any, inputs: Inputs, decision: Any) -> None:
-    """Raise ValueError unless a decision is of the size that the method decides."""
+def require_decision(settings: LossSettings, inputs: Inputs, decision: Any) -> None:
+    """Raise ValueError unless a decision has the shape that the method's decisions have.
+
+    Args:
+        settings: the announced loss's method, and what shapes the advantages.
+        inputs: the tokens that are compared.
+        decision: what the user gave: the vector from which the method's bounds follow.
+    """
     require_numbers("decision", decision)
-    expected = settings.method.decide(token_statistics(settings.method, settings.shaping, inputs)).shape
-    if decision.shape != expected:
-        shapes = f"decision is {tuple(decision.shape)}, but {settings.method.name} decides {tuple(expected)}"
-        raise ValueError(f"{shapes}: give what this loss's `decide` returned.")
+    statistics = token_statistics(settings.method, settings.shaping, inputs)
+    expected = tuple(settings.method.decide(statistics).shape)
+    if tuple(decision.shape) != expected:
+        raise ValueError(
+            f"decision has the shape {tuple(decision.shape)}, but a decision of {settings.method.name} has the shape "
+            f"{expected}. Give what `decide` of this loss returned."
+        )
 
 
-def factor(name: str, value: Any, log_prob: Tensor) -> Tensor:
+def make_factor(name: str, value: Any, log_prob: Tensor) -> Tensor:
     """Return what every token's loss is multiplied by, of log_prob's dtype, which broadcasts to its shape.
+
+    Args:
+        name: the argument that the user gave, for the message.
+        value: what it is: a number, or a tensor of log_prob's shape, of one number a sequence or of one a position.
+        log_prob: (sequences, length).
 
     Raises:
         ValueError: it is no number and no tensor of an allowed shape; names the argument.
@@ -195,14 +224,16 @@ def factor(name: str, value: Any, log_prob: Tensor) -> Tensor:
     allowed = [(sequences, length), (sequences, 1), (1, length), (1, 1), ()]
     if tuple(value.shape) not in allowed:
         wanted = f"give a number, {(sequences, length)}, {(sequences, 1)} or {(1, length)}"
-        # Of one dimension, it could be of the sequences or of the places, and broadcasting takes it for the latter.
-        hint = f" For one number a sequence, write {name}[:, None]." if value.shape == (sequences,) else ""
+        hint = ""
+        if value.shape == (sequences,):
+            # Broadcasting would take a tensor of one dimension for one number a position.
+            hint = f" For one number a sequence, write {name}[:, None]."
         raise ValueError(f"{name} is {tuple(value.shape)}, but log_prob is {tuple(log_prob.shape)}: {wanted}.{hint}")
     return value.detach().to(log_prob)
 
 
-def nothing_to_compare(mask: Tensor) -> str:
-    """Return the message about tokens of which none can be compared."""
+def explain_nothing_to_compare(mask: Tensor) -> str:
+    """Return the message for the case that no token of the mask can be compared."""
     if not mask.any():
         return "mask has no token: nothing can be compared."
     return (
@@ -211,34 +242,66 @@ def nothing_to_compare(mask: Tensor) -> str:
     )
 
 
-def aggregation_share(aggregation: str | Tensor | float, mask: Tensor, log_prob: Tensor) -> Tensor:
-    """Return what the trainer multiplies each token's loss by, of log_prob's dtype, which broadcasts to its shape.
+def make_aggregation_factor(aggregation: str | Tensor | float, mask: Tensor, log_prob: Tensor) -> Tensor:
+    """Return what the trainer's aggregation multiplies each token's loss by.
+
+    Args:
+        aggregation: as for `check_gradient`.
+        mask: bool, (sequences, length).
+        log_prob: (sequences, length).
+
+    Returns:
+        Of log_prob's dtype; it broadcasts to log_prob's shape.
 
     Raises:
         ValueError: the aggregation is none of AGGREGATIONS, and neither a number nor a tensor that fits.
     """
     if not isinstance(aggregation, str):
-        return factor("aggregation", aggregation, log_prob)
-    share = sequence_weight(mask, aggregation, log_prob.dtype)
-    if share is None:
+        return make_factor("aggregation", aggregation, log_prob)
+    weight = sequence_weight(mask, aggregation, log_prob.dtype)
+    if weight is None:
         raise ValueError(f"aggregation={aggregation!r} must be one of {', '.join(AGGREGATIONS)}, or a tensor.")
-    return torch.as_tensor(share).to(log_prob)
+    return torch.as_tensor(weight).to(log_prob)
 
 
-def patterns_of(inputs: Inputs, mask: Tensor, announced: Tensor, gradient: Tensor, wrong: Tensor) -> Iterator[str]:
-    """Says of each kind of wrong token how its gradient differs, and at which ratios."""
+def describe_wrong_tokens(
+    inputs: Inputs, mask: Tensor, announced: Tensor, gradient: Tensor, is_wrong: Tensor
+) -> Iterator[str]:
+    """Yield, for each kind of wrong token, how its gradient differs, how many there are, and at which ratios.
+
+    Args:
+        inputs: the tokens that were compared.
+        mask: bool, like every tensor here (sequences, length).
+        announced: the announced gradient.
+        gradient: the trainer's gradient.
+        is_wrong: the tokens whose gradients differ, bool.
+    """
     ratio = (inputs.log_prob - inputs.old_log_prob).exp()
-    multiple = (gradient / announced)[wrong & (announced != 0)]
-    if len(multiple) and (multiple / multiple[0] - 1).abs().max() < 1e-3:
-        yield f"wherever one is announced it is {float(multiple[0]):.4g} times as large"
-    none = gradient == 0
-    not_finite = ~gradient.isfinite()
-    kinds = {"one that is not finite": not_finite, "no gradient": none, "an unannounced gradient": announced == 0}
-    kinds["another gradient"] = ~(none | not_finite | (announced == 0))
-    sign = inputs.advantages.sign().where(mask, 2)
-    places = {"with A > 0": sign == 1, "with A < 0": sign == -1, "with A = 0": sign == 0, "outside the mask": sign == 2}
-    for words, of in kinds.items():
-        for where, there in places.items():
-            if (some := of & there & wrong).any():
-                ends = " to ".join(f"{float(end):.4g}" for end in ratio[some].aminmax())
-                yield f"{words} at {some.sum()} tokens {where} and ratios from {ends}"
+    multiples = (gradient / announced)[is_wrong & (announced != 0)]
+    if len(multiples) and (multiples / multiples[0] - 1).abs().max() < 1e-3:
+        yield f"where the announced gradient is not 0, the trainer's is {float(multiples[0]):.4g} times as large"
+    is_missing = gradient == 0
+    is_not_finite = ~gradient.isfinite()
+    is_unannounced = announced == 0
+    kinds = {
+        "a gradient that is not finite": is_not_finite,
+        "no gradient": is_missing,
+        "an unannounced gradient": is_unannounced,
+        "another gradient": ~(is_missing | is_not_finite | is_unannounced),
+    }
+    sides = {
+        "with A > 0": mask & (inputs.advantages > 0),
+        "with A < 0": mask & (inputs.advantages < 0),
+        "with A = 0": mask & (inputs.advantages == 0),
+        "outside the mask": ~mask,
+    }
+    for kind, is_of_kind in kinds.items():
+        for side, is_on_side in sides.items():
+            is_described = is_of_kind & is_on_side & is_wrong
+            if not is_described.any():
+                continue
+            lowest, highest = ratio[is_described].aminmax()
+            yield (
+                f"{kind} at {is_described.sum()} tokens {side} and ratios from {float(lowest):.4g} to "
+                f"{float(highest):.4g}"
+            )
