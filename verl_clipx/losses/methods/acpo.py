@@ -1,6 +1,5 @@
 """ACPO (arXiv 2606.22570, Eq. 8): GRPO's clip, its bounds from the spread of the ratio in each bin of probability."""
 
-import math
 from dataclasses import dataclass
 from itertools import chain
 
@@ -63,15 +62,19 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     def __post_init__(self) -> None:
         super().__post_init__()
         not_above(self, "epsilon_min", "epsilon_max")
-        # Otherwise every bin's epsilon is epsilon_max, but for those with too few tokens, which have more.
+        # With a larger epsilon_base every bin's epsilon would be epsilon_max, except in bins with too few tokens, which
+        # keep epsilon_base and would be above the limit.
         not_above(self, "epsilon_base", "epsilon_max")
 
     @property
     def unbounded_below_from(self) -> float | None:
+        """The sigma from which on epsilon is at least 1, so that nothing is clipped below; None: none."""
         if max(self.epsilon_base, self.epsilon_min or 0) >= 1:
             return 0.0
         is_capped = self.epsilon_max is not None and self.epsilon_max < 1
-        return None if is_capped or not self.alpha else (1 - self.epsilon_base) / self.alpha
+        if is_capped or self.alpha == 0:
+            return None
+        return (1 - self.epsilon_base) / self.alpha
 
     @property
     def statistics_size(self) -> int:
@@ -82,53 +85,81 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         return slice(self.bins)
 
     def statistics(self, t: Tokens) -> Tensor:
-        """The number of tokens of each bin, then the sum of r - 1, then the sum of (r - 1)^2."""
-        # A masked sum a bin fuses into one pass without atomic additions: the same to the last bit each time. Over
-        # parts first, so that on an accelerator each has a block of threads, not all of them one.
+        """Count the tokens of each bin, and sum r - 1 and (r - 1)^2 over them.
+
+        Returns:
+            (3 * bins,), float64: the count of each bin, then the sum of r - 1 of each, then the sum of (r - 1)^2.
+        """
+        # A masked sum for each bin: the compiler fuses them into one pass without atomic additions, so that they are
+        # the same to the last bit each time. Each of `parts` is summed first, because an accelerator sums it by a block
+        # of threads of its own; all tokens at once would have a single block.
         deviation = parts(t.ratio.to(float64) - 1)
-        bin = parts(where(t.mask, self._bin(t), -1.0))
-        counts = [(bin == k).sum(-1, dtype=float32).to(float64) for k in range(self.bins)]
-        bin = bin.to(float64)
-        sums = [where(bin == k, deviation, 0.0).sum(-1) for k in range(self.bins)]
+        bin_of_token = parts(where(t.mask, self._find_bin(t), -1.0))
+        counts = [(bin_of_token == k).sum(-1, dtype=float32).to(float64) for k in range(self.bins)]
+        bin_of_token = bin_of_token.to(float64)
+        sums = [where(bin_of_token == k, deviation, 0.0).sum(-1) for k in range(self.bins)]
+        # In place, so that no second tensor of this size is made.
         squared = deviation.mul_(deviation)
-        return stack(counts + sums + [where(bin == k, squared, 0.0).sum(-1) for k in range(self.bins)]).sum(-1)
+        sums_of_squares = [where(bin_of_token == k, squared, 0.0).sum(-1) for k in range(self.bins)]
+        return stack(counts + sums + sums_of_squares).sum(-1)
 
     def decide(self, statistics: Tensor) -> Tensor:
-        """sigma of each bin, then epsilon of each bin."""
-        n, total, squares = statistics.view(3, self.bins)
-        used = n >= self.min_tokens
-        divisor = n.clamp(min=1)
+        """Return sigma of each bin, then epsilon of each bin: (2 * bins,), float64."""
+        count, total, squares = statistics.view(3, self.bins)
+        has_enough_tokens = count >= self.min_tokens
+        divisor = count.clamp(min=1)
         variance = (squares / divisor - (total / divisor) ** 2).clamp(min=0)
-        sigma = where(used, (variance + self.variance_epsilon).sqrt(), 0.0)
+        sigma = where(has_enough_tokens, (variance + self.variance_epsilon).sqrt(), 0.0)
         epsilon = self.alpha * sigma + self.epsilon_base
-        epsilon = epsilon if self.epsilon_min is None else epsilon.clamp(min=self.epsilon_min)
-        epsilon = epsilon if self.epsilon_max is None else epsilon.clamp(max=self.epsilon_max)
-        return cat([sigma, where(used, epsilon, self.epsilon_base)])
+        if self.epsilon_min is not None:
+            epsilon = epsilon.clamp(min=self.epsilon_min)
+        if self.epsilon_max is not None:
+            epsilon = epsilon.clamp(max=self.epsilon_max)
+        return cat([sigma, where(has_enough_tokens, epsilon, self.epsilon_base)])
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        of_bin = decision[self.bins :].to(t.ratio.dtype)
-        bin = self._bin(t)
-        epsilon = of_bin[0]
+        """Return 1 - epsilon and 1 + epsilon of each token's bin, each (sequences, length).
+
+        Args:
+            t: the tokens.
+            decision: what `decide` returns; its second half is epsilon of each bin.
+        """
+        epsilon_of_bin = decision[self.bins :].to(t.ratio.dtype)
+        bin_of_token = self._find_bin(t)
+        # A `where` for each bin instead of an index by the bin: the compiler fuses it into the loss's one pass.
+        epsilon = epsilon_of_bin[0]
         for k in range(1, self.bins):
-            epsilon = where(bin == k, of_bin[k], epsilon)
+            epsilon = where(bin_of_token == k, epsilon_of_bin[k], epsilon)
         return Bounds(1 - epsilon, 1 + epsilon)
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
+        """Return the number of tokens and epsilon of each bin."""
         return {"count": statistics[: self.bins], "epsilon": decision[self.bins :]}
 
     def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
-        """The largest epsilon of a bin with tokens in any update, the average over all tokens, the last update's."""
-        epsilons, counts = ([metrics[f"{name}/bin_{k}"] for k in range(self.bins)] for name in ("epsilon", "count"))
-        found = {}
-        pairs = [(epsilon, count) for epsilon, count in zip(chain(*epsilons), chain(*counts), strict=True) if count > 0]
-        if pairs:
-            found["epsilon_highest"] = max(epsilon for epsilon, _ in pairs)
-            found["epsilon_average"] = sum(map(math.prod, pairs)) / sum(count for _, count in pairs)
-        if len(epsilons[0]) > 1:
-            found |= {f"epsilon_last/bin_{k}": of_updates[-1] for k, of_updates in enumerate(epsilons)}
-        return found
+        """Return what is logged of epsilon over all updates on a rollout batch.
 
-    def _bin(self, t: Tokens) -> Tensor:
-        probability = (t.old_log_prob if self.bin_on == "old" else t.log_prob).exp()
+        Its highest value and its average count the bins that have tokens, the average by their tokens. The last
+        update's epsilon of each bin is logged too if there are several updates.
+        """
+        epsilons = [metrics[f"epsilon/bin_{k}"] for k in range(self.bins)]
+        counts = [metrics[f"count/bin_{k}"] for k in range(self.bins)]
+        epsilons_and_counts = []
+        for epsilon, count in zip(chain(*epsilons), chain(*counts), strict=True):
+            if count > 0:
+                epsilons_and_counts.append((epsilon, count))
+        logged = {}
+        if epsilons_and_counts:
+            logged["epsilon_highest"] = max(epsilon for epsilon, _ in epsilons_and_counts)
+            weighted_sum = sum(epsilon * count for epsilon, count in epsilons_and_counts)
+            logged["epsilon_average"] = weighted_sum / sum(count for _, count in epsilons_and_counts)
+        if len(epsilons[0]) > 1:
+            for k, of_updates in enumerate(epsilons):
+                logged[f"epsilon_last/bin_{k}"] = of_updates[-1]
+        return logged
+
+    def _find_bin(self, t: Tokens) -> Tensor:
+        """Return the number of each token's bin, from 0 on: (sequences, length), in the ratio's dtype."""
+        log_prob = t.old_log_prob if self.bin_on == "old" else t.log_prob
         # Rounding can put a probability above 1; the last bin contains its upper edge.
-        return (probability * self.bins).floor().clamp(0, self.bins - 1)
+        return (log_prob.exp() * self.bins).floor().clamp(0, self.bins - 1)

@@ -14,7 +14,8 @@ from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.losses.base.tokens import Tokens, parts
 from verl_clipx.losses.methods.grpo import ClippedSurrogate
 
-# Of a step: (stop - start) / step is a whole number up to rounding when the steps reach stop, as (0.9 - 0.6) / 0.02.
+# In steps. Where whole steps lead to the stop, (stop - start) / step is this close to a whole number, but rounding may
+# keep it from being one, as in (0.9 - 0.6) / 0.02.
 GRID_TOLERANCE = 1e-9
 
 # Candidates are whole numbers of 1 / GRID, so that 0.6 + 15 * 0.02 is 0.9 and not the float just below it.
@@ -22,9 +23,11 @@ GRID = 1e12
 
 MOST_CANDIDATES = 10_000
 
-# A sequence's contributions are counted in whole numbers of 2^-36 of its largest: sums of whole numbers don't depend on
-# their order, and those of 2^17 tokens fit into the 53 bits of a float64. A largest of almost 0 has a unit above 0.
+# A sequence's contributions are rounded to whole numbers of units, of which its largest contribution has so many. Sums
+# of whole numbers don't depend on their order, and those of 2^17 tokens fit into the 53 bits of a float64.
 UNITS_IN_LARGEST = 2.0**36
+
+# A smaller largest contribution is taken to be this, so that its unit is above 0.
 LEAST_LARGEST = 1e-25
 
 LOWER = number(at_least=0, at_most=1)
@@ -127,8 +130,10 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
                 reason = f"gives more than {MOST_CANDIDATES} candidates"
                 raise Refusal(f"{bound}_step", step, reason, "Set a larger step.")
             if stop > start and self._count(side) == 1:
-                way = f"{bound}_start={start:g} to {bound}_stop={stop:g}"
-                reason = f"is longer than the range from {way}, so the bound could not move"
+                reason = (
+                    f"is longer than the range from {bound}_start={start:g} to {bound}_stop={stop:g}, so the bound "
+                    "could not move"
+                )
                 advice = f"Set a smaller step or, if the bound is not to move, {bound}_stop={start:g}."
                 raise Refusal(f"{bound}_step", step, reason, advice)
 
@@ -144,10 +149,12 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         return 2 * (self._count("upper") + 1) + 2 * (self._count("lower") + 1)
 
     def statistics(self, t: Tokens) -> Tensor:
-        """Returns sums over the tokens between neighbouring candidates; `decide` adds them up to P and N.
+        """Sum contributions over the tokens between neighbouring candidates; `decide` adds them up to P and N.
 
-        There are four blocks: the sums of w |A| and then those of w |A| r of positive tokens by intervals between upper
-        candidates, and the same two of negative tokens by intervals between lower candidates.
+        Returns:
+            (statistics_size,), float64, in four blocks. For positive tokens, by intervals between upper candidates, the
+            sums of w |A| and then those of w |A| r; for negative tokens, by intervals between lower candidates, the
+            same two.
         """
         A = t.advantages
         ratio = t.ratio
@@ -156,40 +163,43 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         lower = self._candidates("lower", ratio.device).to(ratio.dtype)
         upper_intervals = len(upper) + 1
         lower_intervals = len(lower) + 1
-        negative = A < 0
-        # Names are used again where a tensor is no longer needed, so that it does not outlive its use. Products with
-        # 0 or 1 stand where torch.where would take twenty times as long on a CPU.
-        slot = self._interval(negative, ratio, upper, lower) + 2 * upper_intervals * negative.to(torch.int32)
+        is_negative = A < 0
+        # `slot` is each token's place in the result: first that of its w |A|, then that of its w |A| r. The name is
+        # used again so that the first does not outlive its use. `is_negative` as a factor of 0 or 1 stands where
+        # torch.where would take twenty times as long on a CPU.
+        slot = self._find_interval(is_negative, ratio, upper, lower)
+        slot = slot + 2 * upper_intervals * is_negative.to(torch.int32)
         slot = slot.to(torch.int64)
         weight = where(t.mask, A * self._token_weight(t), 0.0)
         sums = magnitude_sums(weight, slot, 2 * upper_intervals, 2 * lower_intervals)
-        # A token's value has its slot one block behind that of its weight.
-        slot = slot + (upper_intervals + (lower_intervals - upper_intervals) * negative.to(torch.int32))
-        # No upper bound leaves a positive token above the last candidate its value, which is therefore not counted.
+        # One block on: upper_intervals for a positive token, lower_intervals for a negative one.
+        slot = slot + (upper_intervals + (lower_intervals - upper_intervals) * is_negative.to(torch.int32))
+        # A positive token above the last upper candidate is clipped by every candidate, so that its own ratio enters no
+        # P, and its value counts as 0.
         value = where((A > 0) & (ratio > upper[-1]), 0.0, weight * ratio)
         return (sums + magnitude_sums(value, slot, 2 * upper_intervals, 2 * lower_intervals)).sum(0)
 
     def decide(self, statistics: Tensor) -> Tensor:
-        """Searches the bounds.
+        """Search the bounds.
 
         Returns:
             (4,), float64: c_low, c_high, and P / (P + N) at the starts and at the bounds found, 0 where P + N is 0.
         """
         upper = self._candidates("upper", statistics.device)
         lower = self._candidates("lower", statistics.device)
-        positive, negative = self._contributions(statistics, upper, lower)
+        P, N = self._contributions(statistics, upper, lower)
         if self.first == "upper":
-            upper_index = first_true(self._satisfied(positive, negative[:1]))
-            lower_index = first_true(self._satisfied(positive.gather(0, upper_index), negative))
+            upper_index = first_true(self._satisfies(P, N[:1]))
+            lower_index = first_true(self._satisfies(P.gather(0, upper_index), N))
         else:
-            lower_index = first_true(self._satisfied(positive[:1], negative))
-            upper_index = first_true(self._satisfied(positive, negative.gather(0, lower_index)))
+            lower_index = first_true(self._satisfies(P[:1], N))
+            upper_index = first_true(self._satisfies(P, N.gather(0, lower_index)))
         c_low = lower.gather(0, lower_index)
         c_high = upper.gather(0, upper_index)
-        P = positive.gather(0, upper_index)
-        N = negative.gather(0, lower_index)
-        share_before = ratio_or_zero(positive[:1], positive[:1] + negative[:1])
-        share_after = ratio_or_zero(P, P + N)
+        P_after = P.gather(0, upper_index)
+        N_after = N.gather(0, lower_index)
+        share_before = ratio_or_zero(P[:1], P[:1] + N[:1])
+        share_after = ratio_or_zero(P_after, P_after + N_after)
         return torch.cat([c_low, c_high, share_before, share_after])
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
@@ -197,11 +207,16 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         return Bounds(c_low, c_high)
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
-        names = ("c_low", "c_high", "positive_share_before", "positive_share_after")
-        return dict(zip(names, decision.unbind(), strict=True))
+        c_low, c_high, share_before, share_after = decision.unbind()
+        return {
+            "c_low": c_low,
+            "c_high": c_high,
+            "positive_share_before": share_before,
+            "positive_share_after": share_after,
+        }
 
     def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
-        """Returns the highest that the search moved each bound to in any update, and the last update's bounds."""
+        """Return each bound's highest value in any update, and the last update's; nothing if there is one update."""
         if len(metrics["c_low"]) == 1:
             return {}
         return {
@@ -212,92 +227,111 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         }
 
     def _token_weight(self, t: Tokens) -> Tensor | float:
-        """Returns w, the probability that weighs each token's contribution."""
+        """Return w, the factor of each token's contribution: a probability, (sequences, length), or 1 for "none"."""
         if self.weight == "none":
             return 1.0
         if self.weight == "rollout":
             return t.rollout_log_prob.exp()
         return t.old_log_prob.exp()
 
-    def _interval(self, negative: Tensor, r: Tensor, upper: Tensor, lower: Tensor) -> Tensor:
-        """Returns the interval of each token's ratio among upper or, for negative tokens, lower candidates: int32.
+    def _find_interval(self, is_negative: Tensor, r: Tensor, upper: Tensor, lower: Tensor) -> Tensor:
+        """Find the interval of each token's ratio among the candidates of its bound.
 
-        Interval k lies between the candidates k - 1 and k; the first and the last one are open.
+        Args:
+            is_negative: the tokens whose bound is the lower one, bool, (sequences, length).
+            r: the ratio, (sequences, length).
+            upper: the upper bound's candidates, ascending, in the ratio's dtype.
+            lower: the lower bound's candidates, of the same form.
+
+        Returns:
+            int32, (sequences, length). Interval k lies between the candidates k - 1 and k; the first and the last one
+            are open.
         """
-        # torch.bucketize takes ten times as long on a CPU. On a regular grid arithmetic finds the nearest candidate,
-        # the only one that a ratio has to be compared with, but for the last one, whose step may be shorter.
+        # torch.bucketize takes ten times as long on a CPU. The candidates but the last are a regular grid, on which
+        # arithmetic finds the nearest one. It is the only one of them that the ratio has to be compared with.
         nearest = where(
-            negative,
+            is_negative,
             ((r - self.lower_start) / self.lower_step).clamp(max=len(lower) - 1),
             ((r - self.upper_start) / self.upper_step).clamp(max=len(upper) - 1),
         )
-        # What is no number becomes the least integer, and passes none.
+        # NaN, which padding may contain, becomes the least integer, and the first interval.
         nearest = nearest.round().to(torch.int32).clamp(min=0)
-        candidate = torch.cat([upper, lower])[where(negative, nearest + len(upper), nearest)]
-        # A positive token is left alone up to and including c_high, a negative one from c_low on.
-        passed = nearest + where(negative, r >= candidate, r > candidate)
-        beyond = where(negative, r >= lower[-1], r > upper[-1])
-        return passed + (beyond & where(negative, nearest < len(lower) - 1, nearest < len(upper) - 1))
+        candidate = torch.cat([upper, lower])[where(is_negative, nearest + len(upper), nearest)]
+        # A ratio that equals its candidate is not clipped by it. It lies in the interval below an upper candidate, and
+        # in the one above a lower candidate.
+        passed = nearest + where(is_negative, r >= candidate, r > candidate)
+        # The last step may be shorter, so that a ratio beyond the last candidate can be nearer to the one before it.
+        is_beyond_last = where(is_negative, r >= lower[-1], r > upper[-1])
+        is_nearest_before_last = where(is_negative, nearest < len(lower) - 1, nearest < len(upper) - 1)
+        return passed + (is_beyond_last & is_nearest_before_last)
 
     def _range(self, side: str) -> tuple[float, float, float]:
-        """Returns start, stop and step of a bound, "lower" or "upper"."""
+        """Return start, stop and step of a bound, "lower" or "upper"."""
         if side == "lower":
             return self.lower_start, self.lower_stop, self.lower_step
         return self.upper_start, self.upper_stop, self.upper_step
 
     def _count(self, side: str) -> int:
-        """Returns the number of a bound's candidates, which is 1 (only its start) where it has no room."""
+        """Return the number of a bound's candidates; 1, its start alone, if it cannot move."""
         start, stop, step = self._range(side)
         steps = (stop - start) / step
-        whole = math.floor(steps + GRID_TOLERANCE)
-        reaches_stop = steps - whole <= GRID_TOLERANCE
+        whole_steps = math.floor(steps + GRID_TOLERANCE)
+        reaches_stop = steps - whole_steps <= GRID_TOLERANCE
         if self.last_step == "clipped" and not reaches_stop:
             # One more step, a shorter one, leads to the stop.
-            return whole + 2
-        return whole + 1
+            return whole_steps + 2
+        return whole_steps + 1
 
     def _candidates(self, side: str, device: torch.device | str = "cpu") -> Tensor:
-        """Returns the bounds that a search visits, ascending.
+        """Return the bounds that a search visits.
 
-        They are start + k * step for whole k, so that no rounding accumulates.
+        They are start + k * step for k = 0, 1, …, each rounded to a multiple of 1 / GRID and kept between start and
+        stop. Computed one from the other, by adding steps, they would accumulate rounding errors.
+
+        Args:
+            side: "lower" or "upper".
+            device: where the tensor is made.
+
+        Returns:
+            Ascending, (candidates,), float64.
         """
         start, stop, step = self._range(side)
         # Made on the device: copying a list to an accelerator would wait for it.
         multiples = torch.arange(self._count(side), dtype=float64, device=device)
-        # Not round(decimals=): the compiler's version of it is off in the last bit.
+        # Not round(decimals=12): the compiler's version of it is off in the last bit.
         return ((multiples * step + start) * GRID).round().div(GRID).clamp(start, stop)
 
     def _contributions(self, statistics: Tensor, upper: Tensor, lower: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns P at every upper candidate and N at every lower one."""
+        """Return P at each upper candidate and N at each lower one, (candidates,), from the sums by interval."""
         positive, negative = statistics.split([2 * (len(upper) + 1), 2 * (len(lower) + 1)])
         positive_weight, positive_value = positive.view(2, -1)
         negative_weight, negative_value = negative.view(2, -1)
-        # Of tokens that the candidate leaves alone: at or below an upper one, at or above a lower one.
+        # Tokens that a candidate does not clip, at or below an upper and at or above a lower one, count by their ratio.
         P = positive_value.cumsum(0)[:-1]
-        N = sum_from(negative_value)[1:]
+        N = suffix_sums(negative_value)[1:]
         if self.counted == "surrogate":
-            # The others count with the candidate as their ratio.
-            P = P + upper * sum_from(positive_weight)[1:]
+            # Tokens that it clips count with the candidate in place of their ratio.
+            P = P + upper * suffix_sums(positive_weight)[1:]
             N = N + lower * negative_weight.cumsum(0)[:-1]
         return P, N
 
-    def _satisfied(self, positive: Tensor, negative: Tensor) -> Tensor:
-        """Returns where the criterion is satisfied by contributions P and N of positive and negative tokens."""
+    def _satisfies(self, P: Tensor, N: Tensor) -> Tensor:
+        """Return where the contributions P and N of positive and negative tokens satisfy the criterion, bool."""
         if self.contribution == "share":
-            denominator = positive + negative
+            denominator = P + N
         elif self.contribution == "net":
-            denominator = (positive - negative).abs()
+            denominator = (P - N).abs()
         else:
-            denominator = negative + self.epsilon
-        # 0/0 is NaN and compares as false; it needs P = 0, where only N = 0 satisfies.
-        return (positive / denominator >= self.target) | (negative <= 0)
+            denominator = N + self.epsilon
+        # A quotient of 0/0 is NaN, and not at least the target. P is 0 then, which satisfies only if N is 0 too.
+        return (P / denominator >= self.target) | (N <= 0)
 
 
 def magnitude_sums(values: Tensor, slot: Tensor, positive_slots: int, negative_slots: int) -> Tensor:
-    """Returns each sequence's sums of the values' magnitudes by slot.
+    """Sum the values' magnitudes by slot, each sequence by itself.
 
-    They are counted in whole numbers of a unit. Each sign has its own unit: with one unit for both, a large value of
-    one sign would make the other sign's sums coarse.
+    The magnitudes are rounded to whole numbers of a unit. Each sign has its own unit: with one unit for both, a large
+    value of one sign would make the other sign's sums coarse.
 
     Args:
         values: contributions, w A or w A r, of either sign and 0 for tokens that do not contribute: (sequences,
@@ -311,30 +345,34 @@ def magnitude_sums(values: Tensor, slot: Tensor, positive_slots: int, negative_s
     """
     values = parts(values)
     slot = parts(slot)
-    # The largest magnitude of each sign, rounded up to a power of two, holds UNITS_IN_LARGEST of its units.
-    positive_unit = _unit(values.amax(-1, keepdim=True))
-    negative_unit = _unit(-values.amin(-1, keepdim=True))
-    whole = (values / where(values < 0, negative_unit, positive_unit)).abs().round()
+    positive_unit = _unit_for(values.amax(-1, keepdim=True))
+    negative_unit = _unit_for(-values.amin(-1, keepdim=True))
+    magnitudes_in_units = (values / where(values < 0, negative_unit, positive_unit)).abs().round()
     unit_of_slot = torch.cat(
         [positive_unit.expand(-1, positive_slots), negative_unit.expand(-1, negative_slots)], 1
     ).to(float64)
-    return whole_sums(slot, whole, positive_slots + negative_slots) * unit_of_slot
+    return whole_sums(slot, magnitudes_in_units, positive_slots + negative_slots) * unit_of_slot
 
 
-def _unit(largest: Tensor) -> Tensor:
-    """Returns the unit in which magnitudes up to the largest one are counted, a power of two."""
+def _unit_for(largest: Tensor) -> Tensor:
+    """Return the unit for magnitudes up to the largest one, a power of two, so that multiplying by it rounds nothing.
+
+    UNITS_IN_LARGEST of it make the largest magnitude, rounded up to a power of two.
+    """
     return largest.clamp(min=LEAST_LARGEST).log2().ceil().exp2() / UNITS_IN_LARGEST
 
 
-def sum_from(values: Tensor) -> Tensor:
-    """Returns the sum of each entry and all after it.
+def suffix_sums(values: Tensor) -> Tensor:
+    """Return, at each entry of a vector, the sum of that entry and all after it.
 
-    Total minus cumulative sum would leave rounding errors where it is 0.
+    The total minus a cumulative sum would be the same but for rounding, which would leave a small number where the
+    exact sum is 0.
     """
     return values.flip(0).cumsum(0).flip(0)
 
 
 def first_true(satisfied: Tensor) -> Tensor:
-    """Returns the index, (1,), of the first True, or the last index if there is none."""
+    """Return the index, (1,), of the first True, or the last index if there is none."""
+    # A product of 1s until the first True, and 0 from there on; its sum counts the entries before that one.
     unsatisfied_before = (~satisfied).to(torch.int64).cumprod(0).sum(0, keepdim=True)
     return unsatisfied_before.clamp(max=len(satisfied) - 1)

@@ -1,4 +1,4 @@
-"""CE-GPPO (arXiv 2509.20712): GPPO with the two preserved gradients scaled, to steer entropy."""
+"""CE-GPPO (arXiv 2509.20712): GPPO with a scale on the gradients that it keeps outside the bounds, to steer entropy."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,11 @@ from verl_clipx.losses.base.width import Width
 class CeGppo(FixedBounds, name="ce_gppo", source="CE-GPPO (arXiv 2509.20712), in the form of DGPO's Eq. 5"):
     """GPPO with a scale on each side.
 
-    F = beta_low low where A < 0 and r < low, beta_high high where A > 0 and r > high, and r elsewhere, but 0 in place
-    of r where the log-ratio clamp acts. With a dual clip, which only the authors' released code has, F = 0 where A < 0
-    and r > dual_clip.
+        F = beta_low * low    where A < 0 and r < low
+        F = beta_high * high  where A > 0 and r > high
+        F = r                 elsewhere, but 0 where the log-ratio clamp acts
+
+    With a dual clip, which only the authors' released code has, F = 0 where A < 0 and r > dual_clip.
     """
 
     bounds_width = Width()
@@ -31,10 +33,15 @@ class CeGppo(FixedBounds, name="ce_gppo", source="CE-GPPO (arXiv 2509.20712), in
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A = t.advantages
+        # Without the log-ratio clamp, so that a ratio beyond it is still seen to be outside the bounds.
         r = t.free_ratio
-        weight = where(t.unclamped, r, 0.0)
-        weight = where((A < 0) & (r < bounds.low), self.beta_low * bounds.low, weight)
-        weight = where((A > 0) & (r > bounds.high), self.beta_high * bounds.high, weight)
+        is_below = (A < 0) & (r < bounds.low)
+        is_above = (A > 0) & (r > bounds.high)
+        # The clamped ratio does not change with log_prob, so it passes no gradient.
+        weight_inside = where(t.unclamped, r, 0.0)
+        weight = where(is_below, self.beta_low * bounds.low, weight_inside)
+        weight = where(is_above, self.beta_high * bounds.high, weight)
         if self.dual_clip is not None:
-            weight = where((A < 0) & (r > self.dual_clip), 0.0, weight)
+            is_dual_clipped = (A < 0) & (r > self.dual_clip)
+            weight = where(is_dual_clipped, 0.0, weight)
         return weight

@@ -1,4 +1,4 @@
-"""CPPO (arXiv 2606.10968): DPPO's mask, with less room early in a response and after a prefix that has moved."""
+"""CPPO (arXiv 2606.10968): DPPO's mask, with a smaller limit early in a response and after a prefix that has moved."""
 
 import math
 from dataclasses import dataclass
@@ -10,8 +10,10 @@ from verl_clipx.losses.base.method import DUAL_CLIP, Bounds, ConstantWeight, lim
 from verl_clipx.losses.base.parameters import integer, number, optional, parameter
 from verl_clipx.losses.base.tokens import Tokens
 
-# So many halvings of [0, 1] tell any two divergences in float32 apart.
+# After so many halvings of [0, 1] the interval is 2^-26 wide, less than float32 resolves near 1.
 HALVINGS = 26
+
+# The budget is this quantile of a response's divergences.
 QUANTILE = 0.9
 
 
@@ -20,9 +22,16 @@ class Cppo(ConstantWeight, name="cppo", source="CPPO (arXiv 2606.10968v2), Eq. 8
     """Drops tokens by their divergence, weighted by position, within a budget for the prefix's mean.
 
     With p the current and q the old probability, D = |p - q|. Token t of T has the weight
-    w = 1 - (1 - weight_last) (t - 1) / (T - 1), a single one 1, and the room
-    c = min(threshold, threshold + b W - S), W and S being the sums of w and w D over the tokens before it. The budget b
-    is the 90th percentile of D in the response, but at least `budget` and at most `budget_factor` times that.
+
+        w = 1 - (1 - weight_last) (t - 1) / (T - 1)
+
+    and the only token of a response the weight 1. The limit on a token's w D is
+
+        c = min(threshold, threshold + b W - S)
+
+    where W and S are the sums of w and of w D over the tokens before it. The budget b is the 90th percentile of D in
+    the response, but at least `budget` and at most `budget_factor` times that.
+
     F = 0 where the token moves away, A (r - 1) > 0, and w D > c. Elsewhere F = min(r, weight_high).
 
     Both releases measure from the policy that sampled.
@@ -59,50 +68,68 @@ class Cppo(ConstantWeight, name="cppo", source="CPPO (arXiv 2606.10968v2), Eq. 8
     )
 
     def bounded(self, t: Tokens) -> Tensor:
-        """p - q."""
+        """The change p - q of the token's probability."""
         p, q = t.probabilities
         return p - q
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        """The room of each token over its weight, either way."""
-        place = t.mask.cumsum(-1)
-        number_of_tokens = t.mask.sum(-1, keepdim=True)
-        length = number_of_tokens if self.length is None else torch.full_like(number_of_tokens, self.length)
-        passed = ((place - 1).to(t.ratio.dtype) / (length - 1).clamp(min=1)).clamp(0.0, 1.0)
-        weight = 1 - (1 - self.weight_last) * passed
-        moved = where(t.mask, self.bounded(t).abs(), 0.0)
-        least = self.budget
-        most = self.budget * self.budget_factor
-        budget = quantile(moved, t.mask, QUANTILE).clamp(least, most)
-        # Without the token itself.
-        gained = where(t.mask, budget * weight - weight * moved, 0.0)
-        room = self.threshold + (gained.cumsum(-1) - gained).clamp(max=0.0)
-        # A token that moves back is at no room on the other side.
-        high = room.clamp(min=0.0) / weight
+        """The bounds -c / w and c / w on p - q of each token, (sequences, length)."""
+        # Counted from 1, over the tokens in the mask.
+        position = t.mask.cumsum(-1)
+        token_count = t.mask.sum(-1, keepdim=True)
+        length = token_count if self.length is None else torch.full_like(token_count, self.length)
+        # From 0 at the first token to 1 at the last.
+        progress = ((position - 1).to(t.ratio.dtype) / (length - 1).clamp(min=1)).clamp(0.0, 1.0)
+        weight = 1 - (1 - self.weight_last) * progress
+        divergence = where(t.mask, self.bounded(t).abs(), 0.0)
+        smallest_budget = self.budget
+        largest_budget = self.budget * self.budget_factor
+        budget = quantile(divergence, t.mask, QUANTILE).clamp(smallest_budget, largest_budget)
+        # b w - w D of each token, of which the tokens before a token sum to b W - S.
+        unused_budget = where(t.mask, budget * weight - weight * divergence, 0.0)
+        unused_before = unused_budget.cumsum(-1) - unused_budget
+        limit = self.threshold + unused_before.clamp(max=0.0)
+        # Where the prefix has used everything the limit is 0: only tokens that move back keep their gradient.
+        high = limit.clamp(min=0.0) / weight
         return Bounds(-high, high)
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         weight = t.ratio if self.weight_high is None else t.ratio.clamp(max=self.weight_high)
-        return where(bounds.clipped(self.bounded(t), t.advantages), 0.0, weight)
+        is_dropped = bounds.clipped(self.bounded(t), t.advantages)
+        return where(is_dropped, 0.0, weight)
 
 
 def quantile(values: Tensor, mask: Tensor, share: float) -> Tensor:
-    """A quantile of each sequence's values in [0, 1], interpolated as by numpy: (sequences, 1); 0 without tokens.
+    """Return a quantile of each sequence's values, interpolated between two values as by numpy.
 
-    It halves the range instead of sorting, which an accelerator would do apart from everything else.
+    The interval that contains it is halved again and again. Sorting the values would be a step of its own on an
+    accelerator, while the compiler fuses the halvings with the rest of the loss.
+
+    Args:
+        values: in [0, 1], (sequences, length).
+        mask: the values that count, bool, (sequences, length).
+        share: of the values that are below the quantile, in [0, 1].
+
+    Returns:
+        (sequences, 1); 0 for a sequence without tokens.
     """
-    number = mask.sum(-1, keepdim=True)
-    place = share * (number - 1).clamp(min=0).to(values.dtype)
-    first = place.floor()
-    low = torch.zeros_like(place)
-    high = torch.ones_like(place)
+    count = mask.sum(-1, keepdim=True)
+    # With the values in ascending order and ranks from 0 on, the quantile lies at this rank, which may be fractional.
+    rank = share * (count - 1).clamp(min=0).to(values.dtype)
+    whole_rank = rank.floor()
+    # Find the shortest interval [0, high] that has more than whole_rank values, and so the one at whole_rank.
+    low = torch.zeros_like(rank)
+    high = torch.ones_like(rank)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        enough = (mask & (values <= middle)).sum(-1, keepdim=True) > first
-        low = where(enough, low, middle)
-        high = where(enough, middle, high)
-    within = mask & (values <= high)
-    below = where(within, values, 0.0).amax(-1, keepdim=True)
-    above = where(mask & ~within, values, math.inf).amin(-1, keepdim=True)
-    above = where(within.sum(-1, keepdim=True) > first + 1, below, above).clamp(max=1.0)
-    return where(number > 0, below + (place - first) * (above - below), 0.0)
+        has_enough = (mask & (values <= middle)).sum(-1, keepdim=True) > whole_rank
+        low = where(has_enough, low, middle)
+        high = where(has_enough, middle, high)
+    is_within = mask & (values <= high)
+    value_at_rank = where(is_within, values, 0.0).amax(-1, keepdim=True)
+    next_value = where(mask & ~is_within, values, math.inf).amin(-1, keepdim=True)
+    # Where values are equal, or too close for the halvings, the next one lies within the interval too.
+    has_next_within = is_within.sum(-1, keepdim=True) > whole_rank + 1
+    next_value = where(has_next_within, value_at_rank, next_value).clamp(max=1.0)
+    interpolated = value_at_rank + (rank - whole_rank) * (next_value - value_at_rank)
+    return where(count > 0, interpolated, 0.0)

@@ -11,12 +11,17 @@ from verl_clipx.losses.base.parameters import VerlKey, choice, number, optional,
 from verl_clipx.losses.base.tokens import Tokens
 from verl_clipx.losses.base.width import Width
 
-# Added to both probabilities of the other tokens, as in the release: the paper's formula is 0/0 where they are 0.
+# Added to 1 - p and to 1 - q, as in the release: the paper's formula is 0/0 where both are 0.
 SMALLEST = 1e-8
 
 
 def threshold_parameter(side: str, which: str) -> Any:
-    """The largest divergence of the tokens whose probability moved to one side, "low" or "high"."""
+    """The largest divergence of tokens that are kept although PPO's clip acts on their side.
+
+    Args:
+        side: "low", for tokens with A < 0 that became less likely, or "high", for those with A > 0 that became more so.
+        which: these tokens, in words, as part of the parameter's meaning.
+    """
     meaning = f"tokens with {which} by a larger divergence are dropped; null: no token"
     verl = VerlKey((f"clip_ratio_{side}",), instead="clip_ratio")
     return parameter(0.2, optional(number(at_least=0, at_most=1)), meaning, "paper", verl, role=side)
@@ -56,20 +61,24 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
     )
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        """The bounds on the signed divergence."""
-        low = self.threshold_low
-        high = self.threshold_high
-        return Bounds(-math.inf if low is None else -low, math.inf if high is None else high)
+        """The bounds -threshold_low and threshold_high on D."""
+        low = -math.inf if self.threshold_low is None else -self.threshold_low
+        high = math.inf if self.threshold_high is None else self.threshold_high
+        return Bounds(low, high)
 
     def bounded(self, t: Tokens) -> Tensor:
-        """The signed divergence."""
+        """The divergence D of each token, below 0 where the token became less likely: (sequences, length)."""
+        # p under the current policy, q under the old one.
         p, q = t.probabilities
         if self.divergence == "tv":
             return p - q
-        others = ((1 - q + SMALLEST) / (1 - p + SMALLEST)).log()
-        kl = (q * (t.old_log_prob - t.log_prob) + (1 - q) * others).clamp(min=0.0)
+        log_ratio_of_other_tokens = ((1 - q + SMALLEST) / (1 - p + SMALLEST)).log()
+        kl = q * (t.old_log_prob - t.log_prob) + (1 - q) * log_ratio_of_other_tokens
+        # A divergence is never negative, but rounding and SMALLEST can put it a little below 0.
+        kl = kl.clamp(min=0.0)
         return where(p < q, -kl, kl)
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         weight = t.ratio if self.weight_high is None else t.ratio.clamp(max=self.weight_high)
-        return where(bounds.clipped(self.bounded(t), t.advantages), 0.0, weight)
+        is_dropped = bounds.clipped(self.bounded(t), t.advantages)
+        return where(is_dropped, 0.0, weight)

@@ -1,4 +1,4 @@
-"""KPop (Ring 2.6's): drops a token if either binary KL divergence between its probabilities is too large."""
+"""KPop (of Ring 2.6): drops a token if a binary KL divergence of its two probabilities is too large."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from verl_clipx.losses.base.parameters import number, parameter
 from verl_clipx.losses.base.tokens import Tokens
 from verl_clipx.losses.methods.ipo import MovedTooFar, pull_parameter
 
-# Probabilities are kept this far from 0 and 1, as in prime-rl's.
+# Probabilities are kept this far from 0 and 1, as in prime-rl.
 SMALLEST = 1e-6
 
 
@@ -17,9 +17,12 @@ SMALLEST = 1e-6
 class Kpop(MovedTooFar, name="kpop", source="KPop (Ring 2.6's notes, May 2026), as in prime-rl's pull request 3283"):
     """Drops tokens by the larger of the two binary KL divergences, and pulls every token back.
 
-    With p the current and q the old probability, F = r where KL(p, q) and KL(q, p) are at most the threshold, and F = 0
-    elsewhere, where KL(p, q) = p log(p / q) + (1 - p) log((1 - p) / (1 - q)). The objective also loses
-    kl_tau (log r)^2, as that of `ipo`.
+    With p the current and q the old probability, F = r where both KL(p, q) and KL(q, p) are at most the threshold, and
+    F = 0 elsewhere. The binary divergence is that of the token against all others,
+
+        KL(p, q) = p log(p / q) + (1 - p) log((1 - p) / (1 - q))
+
+    The objective also loses kl_tau (log r)^2, as that of `ipo`.
 
     Both sources measure from the policy that sampled.
     """
@@ -37,14 +40,18 @@ class Kpop(MovedTooFar, name="kpop", source="KPop (Ring 2.6's notes, May 2026), 
     kl_tau: float = pull_parameter(1e-3)
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        """The bounds on the signed divergence."""
+        """The bounds on the larger divergence, which `bounded` gives a sign."""
         return Bounds(-self.threshold, self.threshold)
 
     def bounded(self, t: Tokens) -> Tensor:
-        """The larger divergence, below 0 where the probability fell."""
-        p, q = (values.exp().clamp(SMALLEST, 1 - SMALLEST) for values in (t.log_prob, t.old_log_prob))
-        # KL(p, q) = p x - (1 - p) y and KL(q, p) = (1 - q) y - q x; both signs of p - q.
-        x = p.log() - q.log()
-        y = (-q).log1p() - (-p).log1p()
-        largest = (p * x - (1 - p) * y).maximum((1 - q) * y - q * x).clamp(min=0.0)
-        return where(p < q, -largest, largest)
+        """The larger of KL(p, q) and KL(q, p), below 0 where the token became less likely: (sequences, length)."""
+        p = t.log_prob.exp().clamp(SMALLEST, 1 - SMALLEST)
+        q = t.old_log_prob.exp().clamp(SMALLEST, 1 - SMALLEST)
+        log_ratio = p.log() - q.log()
+        # Of all other tokens, whose probabilities are 1 - p and 1 - q: here log((1 - q) / (1 - p)).
+        log_ratio_of_others = (-q).log1p() - (-p).log1p()
+        kl_pq = p * log_ratio - (1 - p) * log_ratio_of_others
+        kl_qp = (1 - q) * log_ratio_of_others - q * log_ratio
+        # A divergence is never negative, but rounding can put it a little below 0.
+        larger = kl_pq.maximum(kl_qp).clamp(min=0.0)
+        return where(p < q, -larger, larger)
