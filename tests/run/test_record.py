@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from tests.composition import composition
 from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.run.keys import ACTOR, FACTS, flat
-from verl_clipx.run.record import SCHEMA, Loss, RunRecord, as_json, read_record, record_of
+from verl_clipx.run.record import SCHEMA, Loss, Resumption, RunRecord, as_json, read_record, record_of
 from verl_clipx.run.start import decide
 from verl_clipx.run.trainer import KINDS, Trainer, trainer_of
 
@@ -78,6 +78,24 @@ def test_what_a_worker_and_the_line_read_of_the_engines():
 
 def test_a_run_that_compiles_names_no_switch():
     assert composed("actor_rollout_ref.actor.use_torch_compile=true").loss.uncompiled_by is None
+
+
+NAMED = ("trainer.resume_mode=resume_path", "trainer.resume_from_path=runs/a/global_step_4")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "resumption"),
+    [
+        ((), Resumption(mode="auto")),
+        (("trainer.resume_mode=disable",), Resumption(mode="disable")),
+        (NAMED, Resumption(mode="resume_path", path="runs/a/global_step_4")),
+        (("trainer.resume_from_path=s3://me:key@host/global_step_4",), Resumption("auto", "s3://host/global_step_4")),
+    ],
+)
+def test_the_checkpoint_that_a_run_goes_on_from(overrides, resumption):
+    record = composed(*overrides)
+    assert record.resumption == resumption
+    assert record.resumption.is_named == (overrides == NAMED)
 
 
 ASYNC = {"async_training.require_batches": 1, "rollout.nnodes": 1, "trainer.use_v1": True}
@@ -156,6 +174,15 @@ def test_a_record_of_an_older_version_is_read_by_its_configuration():
     assert record.loss.method == "acpo"
     assert record.versions == {"verl": "0.9.1"}
     assert record.started == "2026-11-20T08:00:00"
+
+
+def test_a_record_of_form_2_has_what_form_3_adds_in_its_configuration():
+    lengths = ("data.train_max_samples=40", "actor_rollout_ref.rollout.response_length=100")
+    record = composed("+clipx=acpo", *NAMED, *lengths)
+    assert (record.length.rows, record.limits.generated) == (40, 100)
+    before = as_json(record) | {"schema": 2}
+    del before["resumption"], before["length"]["rows"], before["limits"]["generated"]
+    assert read_record(json.loads(json.dumps(before)), "the file") == record
 
 
 @pytest.mark.parametrize("schema", [SCHEMA + 1, 0, "1", None, [1], True])

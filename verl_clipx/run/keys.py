@@ -692,7 +692,13 @@ LOGGERS = "trainer.logger"
 LOGGED_VALIDATION_SAMPLES = "trainer.log_val_generations"
 RESUME_MODE = "trainer.resume_mode"
 RESUME_PATH = "trainer.resume_from_path"
+# The value of `RESUME_MODE` with which verl goes on from the checkpoint at `RESUME_PATH`.
+NAMED_CHECKPOINT = "resume_path"
+LOADED_CONTENTS = f"{ACTOR}.checkpoint.load_contents"
+PROJECT_NAME = "trainer.project_name"
+EXPERIMENT_NAME = "trainer.experiment_name"
 TRAINING_FILES = "data.train_files"
+TRAINING_ROWS = "data.train_max_samples"
 VALIDATION_FILES = "data.val_files"
 # verl reads the first; the second is where its older versions had it.
 REWARD_FUNCTIONS = ("reward.custom_reward_function", "custom_reward_function")
@@ -757,7 +763,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "*.recompute_method": ("uniform", "block"),
     TRAINER_MODE: ("sync", "colocate_async", "separate_async", "remote_backend"),
     TOO_OLD: ("drop", "wait"),
-    RESUME_MODE: ("auto", "disable", "resume_path"),
+    RESUME_MODE: ("auto", "disable", NAMED_CHECKPOINT),
     DEVICE: ("cuda", "cpu", "npu"),
     RUNTIME: ("ray",),
     "*.truncation": ("left", "right", "middle", "error"),

@@ -20,9 +20,9 @@ from verl_clipx.run.sampling import Correction, Sampling
 from verl_clipx.run.schedule import Schedule, recorded_schedule
 from verl_clipx.run.trainer import Trainer, trainer_of
 
-# Of the file's form. A record without a number is older than the form, and is read by its configuration; one of form 1
-# has texts in it that form 2 keeps as hashes.
-SCHEMA = 2
+# Of the file's form. A record without a number is older than the form, and is read by its configuration. One of form 1
+# has texts in it that form 2 keeps as hashes. One of form 2 has what form 3 adds in its configuration alone.
+SCHEMA = 3
 # Keys of the clipx node that say which loss it is, or how it is built.
 CHOOSES_LOSS = ("method", "function", "_target_")
 # The nodes in the clipx node that change a method.
@@ -93,12 +93,14 @@ class Length:
     Args:
         steps: the last step.
         epochs: over the data.
+        rows: the most rows of the training data that are used; below 0: all.
         save_every: steps between checkpoints; 0 or less: none is kept.
         critic_warmup: the first step that trains the policy; those before train the critic alone.
     """
 
     steps: int | None = None
     epochs: int | None = None
+    rows: int | None = None
     save_every: int | None = None
     critic_warmup: int | None = None
 
@@ -158,10 +160,18 @@ class Terms:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most tokens of a prompt, of a response, and of both in the rollout engine's context."""
+    """The most tokens of what is sampled.
+
+    Args:
+        prompt: of a prompt.
+        response: of a response.
+        generated: of a response by the rollout engine's own setting; the smaller of this and `response` counts.
+        context: of prompt and response in the rollout engine's context.
+    """
 
     prompt: int | None = None
     response: int | None = None
+    generated: int | None = None
     context: int | None = None
 
 
@@ -214,6 +224,25 @@ class Content:
 
 
 @dataclass(frozen=True)
+class Resumption:
+    """The checkpoint that verl is told to go on from when it starts.
+
+    Args:
+        mode: verl's resume_mode: disable for none, auto for the newest in the run's folder, if there is one, and
+            resume_path for the one at `path`.
+        path: of the checkpoint that the configuration names; None if it names none.
+    """
+
+    mode: str | None = None
+    path: str | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """Returns whether the run goes on from the checkpoint at `path`."""
+        return self.mode == keys.NAMED_CHECKPOINT
+
+
+@dataclass(frozen=True)
 class ReceiptResult:
     """What the worker's receipt found in the first rollout batch.
 
@@ -248,6 +277,7 @@ class RunRecord:
         machines: see its class.
         model, critic, data, validation, reward: what the run reads; the model's tokenizer, if it is elsewhere, is its
             second path.
+        resumption: see its class.
         start: the checkpoint that the run began from; no path where it began from the model.
         files: of each other file or model that the configuration names, by its dotted key, a hash of the content; None
             for one that could not be read.
@@ -285,6 +315,7 @@ class RunRecord:
     data: Content = field(default_factory=Content)
     validation: Content = field(default_factory=Content)
     reward: Content = field(default_factory=Content)
+    resumption: Resumption = field(default_factory=Resumption)
     start: Content = field(default_factory=Content)
     files: Mapping[str, str | None] = field(default_factory=dict)
     receipt: ReceiptResult = field(default_factory=ReceiptResult)
@@ -350,6 +381,7 @@ def fields_of(values: Mapping[str, Any]) -> RunRecord:
         length=Length(
             steps=get(keys.TOTAL_STEPS),
             epochs=get(keys.TOTAL_EPOCHS),
+            rows=get(keys.TRAINING_ROWS),
             save_every=get(keys.SAVE_EVERY),
             critic_warmup=get(keys.WARMUP),
         ),
@@ -378,7 +410,12 @@ def fields_of(values: Mapping[str, Any]) -> RunRecord:
             distillation_kind=get(keys.DISTILLATION_LOSS),
         ),
         sampling=keys.sampling_of(values),
-        limits=Limits(prompt=get(keys.LONGEST_PROMPT), response=get(keys.LONGEST_RESPONSE), context=get(keys.CONTEXT)),
+        limits=Limits(
+            prompt=get(keys.LONGEST_PROMPT),
+            response=get(keys.LONGEST_RESPONSE),
+            generated=get(keys.RESPONSE_LENGTH),
+            context=get(keys.CONTEXT),
+        ),
         rollout=Engine(
             name=get(keys.ENGINE_NAME),
             precision=PRECISIONS.get(str(get(keys.ROLLOUT_PRECISION)), get(keys.ROLLOUT_PRECISION)),
@@ -395,6 +432,7 @@ def fields_of(values: Mapping[str, Any]) -> RunRecord:
         data=Content(paths=paths_of(get(keys.TRAINING_FILES))),
         validation=Content(paths=paths_of(get(keys.VALIDATION_FILES))),
         reward=reward_of(values),
+        resumption=Resumption(mode=get(keys.RESUME_MODE), path=get(keys.RESUME_PATH)),
         receipt=ReceiptResult(tolerance=TOLERANCES.get(str(training.precision))),
     )
 
@@ -535,11 +573,27 @@ def read_record(content: Mapping[str, Any], where: str) -> RunRecord:
             "Read it with the version that wrote it, or a newer one; or remove it to read the log without it."
         )
     record = _built(RunRecord, content, where)
-    return record if schema == SCHEMA else of_this_form(record)
+    if schema == 1:
+        return with_hashes(record)
+    if schema == 2:
+        return with_later_fields(record)
+    return record
 
 
-def of_this_form(before: RunRecord) -> RunRecord:
-    """Returns a record of form 1, whose configuration is whole, as this form has it."""
+def with_later_fields(before: RunRecord) -> RunRecord:
+    """Returns a record of form 2 with the fields that form 3 adds, by what it keeps of its configuration."""
+    derived = fields_of(before.configuration)
+    return dataclasses.replace(
+        before,
+        schema=SCHEMA,
+        length=derived.length,
+        limits=derived.limits,
+        resumption=derived.resumption,
+    )
+
+
+def with_hashes(before: RunRecord) -> RunRecord:
+    """Returns a record of form 1, whose configuration is whole, with the hashes and the fields of this form."""
     header = {
         "started": before.started,
         "commit": before.commit,

@@ -16,6 +16,7 @@ from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.common.secrets import redact
 from verl_clipx.run import keys
 from verl_clipx.run.explaining import answer
+from verl_clipx.run.record import SCHEMA
 from verl_clipx.run.run_files import record_path
 from verl_clipx.run.start import decide
 from verl_clipx.training.trainer.log import write_record
@@ -90,7 +91,7 @@ def test_no_record_has_a_credential(tmp_path, place):
     log = tmp_path / "metrics.jsonl"
     write_record(log, started(1, (place,)))
     text = record_path(log).read_text()
-    assert not found_in(text) and json.loads(text)["schema"] == 2
+    assert not found_in(text) and json.loads(text)["schema"] == SCHEMA
 
 
 def test_neither_a_page_nor_an_answer_has_a_credential(arms, tmp_path):

@@ -14,7 +14,6 @@ from verl_clipx.run.keys import (
     FACTS,
     LOSS_AGG_MODE,
     MODEL_PATH,
-    RESUME_MODE,
     RESUME_PATH,
     REWARD_FUNCTIONS,
     REWARD_MODELS,
@@ -82,7 +81,7 @@ def values_besides(run: Run) -> dict[str, str]:
     contents |= dict.fromkeys(REWARD_PATHS, run.record.reward)
     named = {key: content.hash or " ".join(content.paths) for key, content in contents.items()}
     named |= {key: run.record.files.get(key) or path for key, path in further_files(run.configuration).items()}
-    started = {RESUME_PATH: start_of(run) or str(run.configuration.get(RESUME_PATH))}
+    started = {RESUME_PATH: start_of(run) or str(run.record.resumption.path)}
     return {name: value for name, value in (named | started | versions_of(run)).items() if value}
 
 
@@ -264,7 +263,7 @@ def start_of(run: Run) -> str | None:
         digest = run.record.start.hash
         return None if digest is None else f"the checkpoint {digest[:SHOWN]}"
     first = min((step for step in run.log.index if step > 0), default=1)
-    if first > 1 or run.configuration.get(RESUME_MODE) == "resume_path":
+    if first > 1 or run.record.resumption.is_named:
         return None
     return FROM_MODEL
 

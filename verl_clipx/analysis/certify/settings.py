@@ -125,7 +125,7 @@ def compared_values(run: Run) -> dict[str, str]:
 
 def starts_from_checkpoint(run: Run) -> bool:
     """Returns whether a run's first step was trained from a checkpoint, by its record or its configuration."""
-    return bool(run.record.start.paths) or run.configuration.get(RESUME_MODE) == "resume_path"
+    return bool(run.record.start.paths) or run.record.resumption.is_named
 
 
 def rate_follows_length(run: Run) -> bool:
