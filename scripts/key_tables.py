@@ -54,13 +54,14 @@ def device_table() -> str:
         lists[f"tests on {record['device']}"] = {name: of for name, of in options if of["outcome"] == support.PASSED}
         others |= {name: of for name, of in options if name not in passed}
     lists["no test"] = others
-    paragraphs = [f"**Run by {of}:** {listed(options)}." for of, options in lists.items() if options]
-    return "\n\n".join([table(["device", "part", "outcome", "commit", "date"], rows), *paragraphs])
+    tables = [f"**Run by {runner}:**\n\n{option_table(options)}" for runner, options in lists.items() if options]
+    return "\n\n".join([table(["device", "part", "outcome", "commit", "date"], rows), *tables])
 
 
-def listed(options: dict[str, dict[str, str]]) -> str:
-    """Options with their notes."""
-    return "; ".join(name + (f" ({option['note']})" if "note" in option else "") for name, option in options.items())
+def option_table(options: dict[str, dict[str, str]]) -> str:
+    """Options in alphabetical order, a row each, with their notes."""
+    names = sorted(options, key=str.casefold)
+    return table(["option", "note"], [[name, options[name].get("note", "")] for name in names])
 
 
 def measured_goals() -> str:
