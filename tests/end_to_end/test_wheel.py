@@ -22,7 +22,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.claims.documents import ROOT, blocks_of
-from verl_clipx.analysis.diagnose.rules import RULES
+from tests.claims.test_named_pages import pages_of_messages
 
 from .runs import check_receipt, common_overrides, train
 
@@ -32,7 +32,6 @@ pytestmark = pytest.mark.end_to_end
 HIDDEN = re.compile(r"(verl|verl_clipx|hydra_plugins|tests|scripts|recipe|pip|_editable\w*)(-.*|\.pth)?")
 INSTALL = ("install", "--no-compile")
 MAIN = ("-m", "verl.trainer.main_ppo")
-PAGES_OF_RULES = {rule.link.partition("#")[0] for rule in RULES}
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +112,7 @@ def test_the_wheel_carries_the_package_its_groups_and_nothing_else(wheel):
     assert {f"verl_clipx/{name}" for name in below("configs")} == {name for name in names if "/configs/" in name}
     ran = {f"verl_clipx/{name.removeprefix('docs/')}" for name in below("docs/results/cpu") | below("docs/results/gpu")}
     assert ran == {name for name in names if "/results/" in name}
-    assert {name for name in names if "/docs/" in name} == {f"verl_clipx/{page}" for page in PAGES_OF_RULES}
+    assert {name for name in names if "/docs/" in name} == {f"verl_clipx/{page}" for page in pages_of_messages()}
     demo = below("verl_clipx/analysis/demo/shipped")
     assert len(demo) > 20 and demo == {name for name in names if "/shipped/" in name}
     assert {"hydra_plugins/verl_clipx/search_path.py", "hydra_plugins/verl_clipx/preset_source.py"} <= {*names}
@@ -127,7 +126,7 @@ def test_the_sdist_carries_what_the_wheel_is_built_from(artefacts):
     beside = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", ".gitignore", "PKG-INFO"}
     assert beside == {name for name in names if "/" not in name}
     assert {name.split("/")[0] for name in names} - beside == {"verl_clipx", "hydra_plugins", "configs", "docs"}
-    pages = {*PAGES_OF_RULES, *below("docs/results/cpu"), *below("docs/results/gpu")}
+    pages = {*pages_of_messages(), *below("docs/results/cpu"), *below("docs/results/gpu")}
     assert {name for name in names if name.startswith("docs/")} == pages
 
 

@@ -89,7 +89,7 @@ def test_it_says_what_a_cluster_would_ask(explain):
     answer = explain("+clipx=acpo", *SIZED, "+clipx/trace=prompts", "clipx.trace.fraction=0.25", *LENGTH, other)
     assert answer["tested"] == {other: ["vllm", "cpu"]}
     assert f"  no test has run: {other} (tests have run vllm and cpu)" in answer["text"]
-    assert "of an update's time: 33 % for the extra pass (docs/dev/measurements.md)" in answer["cost"]
+    assert "of an update's time: 33 % for the extra pass (docs/scopes.md#cost)" in answer["cost"]
     assert answer["risk"].startswith("where σ reaches 0.267, the lower bound is 0 and nothing is clipped below")
     # 64 prompts x 8 responses x 1,000 tokens, a quarter of them, 35 bytes each.
     assert answer["traces"].startswith("25 % of the prompts, in one of 10 rollout batches; at most about 4.5 MB each")

@@ -105,7 +105,8 @@ def test_a_cards_file_is_all_that_the_tables_need(card, tables):
         f"| Made-up GPU 80GB | {name} | {outcome} | 00000000 | 2026-01-02 |"
         for name, outcome in zip(names, outcomes, strict=True)
     ]
-    assert "**Run by tests on Made-up GPU 80GB:** SGLang; vLLM." in table
+    ran = "**Run by tests on Made-up GPU 80GB:**\n\n| option | note |\n|---|---|\n| SGLang |  |\n| vLLM |  |\n"
+    assert ran in table
     assert "SGLang" not in table.split("**Run by no test:**")[1]
     assert tables.device_names()["README.md"] == "CPUs, Made-up GPU 80GB"
     assert tables.device_names()["README.zh.md"] == "CPU、Made-up GPU 80GB"
@@ -245,7 +246,7 @@ def test_a_rank_with_tokens_writes_the_state(monkeypatch, outputs, dp_ranks, exp
 
 def test_the_costs_that_explain_names_are_those_of_the_page():
     costs = support.read_costs()
-    page = " ".join((REPOSITORY / costs["source"]).read_text().split())
+    page = " ".join((REPOSITORY / "docs/dev/measurements.md").read_text("utf-8").split())
     more = costs["update_of_vanilla"]
     assert f"| ACPO, `mini_batch` | {more['mini_batch']}," in page and f"| ACPO, `lagged` | {more['lagged']}," in page
     assert f"twice as many steps | {more['lopti']:.3f} |" in page
@@ -254,6 +255,12 @@ def test_the_costs_that_explain_names_are_those_of_the_page():
     assert len(of_methods) == 2
     assert f"update took {100 * min(of_methods):.0f} to {100 * max(of_methods):.0f} % longer" in readme
     assert f"it took {100 * (more['lagged'] - 1):.0f} % longer" in readme
+    named, _, section = costs["source"].partition("#")
+    assert section == "cost"
+    of_users = " ".join((REPOSITORY / named).read_text("utf-8").partition("## Cost\n")[2].split())
+    acpo, bapo = (f"{100 * share:.0f} %" for share in sorted(of_methods, reverse=True))
+    assert f"Measured: {acpo} of an update's time with ACPO, {bapo} with BAPO" in of_users
+    assert f"measured: {100 * (more['lagged'] - 1):.0f} % of an update's time with ACPO" in of_users
     # A quarter of 64 x 4,096 tokens.
     megabytes = re.search(r"with 25 % of the prompts traced [^;]*; ([\d.]+) MB a rollout batch", page)
     assert 64 * 4096 / 4 * costs["trace_bytes_a_token"] / 1e6 == pytest.approx(float(megabytes[1]), rel=0.01)

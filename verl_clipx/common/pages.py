@@ -11,7 +11,7 @@ def folder_of_pages() -> Path:
     """
     package = Path(__file__).resolve().parents[1]
     for folder in (package, package.parent):
-        if (folder / "docs" / "reading.md").exists():
+        if (folder / "docs/reading.md").exists():
             return folder
     raise FileNotFoundError(f"there is no docs/reading.md in {package} or {package.parent}. Install verl-clipx again.")
 

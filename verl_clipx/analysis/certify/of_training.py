@@ -247,7 +247,7 @@ def receipt_passed(arms: Arms) -> Found:
         if receipt.difference is not None:
             largest.append(receipt.difference)
     worst = max(largest, default=0.0)
-    right = f"largest difference {worst:.2g} of a token's gradient; swap.md lists what it cannot see"
+    right = f"largest difference {worst:.2g} of a token's gradient; docs/swap.md#the-receipt lists what it cannot see"
     if silent:
         right = f"{right}; {listed(silent)} did not log {keys.RECEIPT_FAILED}, so a warning would not be seen"
     return decided(wrong, right)
