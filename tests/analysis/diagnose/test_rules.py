@@ -21,7 +21,7 @@ import pytest
 from tests.analysis.diagnose.test_findings import findings
 from tests.analysis.runs.commands import answer, clipx
 from tests.analysis.runs.example_runs import write_log
-from verl_clipx.analysis.diagnose.diagnosis import cover, diagnose
+from verl_clipx.analysis.diagnose.diagnosis import diagnose, keys_missing_by_rule
 from verl_clipx.analysis.diagnose.rule import Kind
 from verl_clipx.analysis.diagnose.rules import HELD_OUT_FALLS, RULES
 from verl_clipx.analysis.runs import keys
@@ -440,7 +440,7 @@ def test_where_nothing_is_lacked_all_rules_are_checked():
     everything = {key for rule in RULES for key in (*rule.reads, *rule.about)}
     log = pandas.DataFrame({key.replace("*", "0"): [0.5] * 9 for key in everything if "/" in key}, index=range(1, 10))
     whole = run_of(log, {key: 1 for key in everything if "/" not in key})
-    assert cover(whole) == {rule.name: [] for rule in RULES}
+    assert keys_missing_by_rule(whole) == {rule.name: [] for rule in RULES}
 
 
 ADVANTAGES = {"critic/advantages/min": -0.9, "critic/advantages/max": 1.5}
@@ -530,11 +530,11 @@ def test_what_is_as_long_as_the_longest_response_is_cut_only_where_that_is_the_l
         assert bool(diagnose(run_of(log, {"data.max_response_length": 512}))) == found
     # Without a configuration the longest response of the log is the limit, unless it is short; none without it.
     (cut,) = diagnose(run_of(log))
-    assert cut.rule.name == "responses cut at the limit" and cover(run_of(log))[cut.rule.name] == []
+    assert cut.rule.name == "responses cut at the limit" and keys_missing_by_rule(run_of(log))[cut.rule.name] == []
     short = log.assign(**{keys.LONGEST: 12.0})
     grows = log.assign(**{keys.LONGEST: [500.0 + step for step in range(9)]})
     assert diagnose(run_of(short)) == diagnose(run_of(grows)) == []
-    assert cover(run_of(log[[keys.AS_LONG_AS_LONGEST]]))["responses cut at the limit"] == [keys.CUT]
+    assert keys_missing_by_rule(run_of(log[[keys.AS_LONG_AS_LONGEST]]))["responses cut at the limit"] == [keys.CUT]
 
 
 SMALL, STALE = [2e-7, 5e-7, 3e-7, 4e-7], "training/off_policy/trajectory_staleness/mean"

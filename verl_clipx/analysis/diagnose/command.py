@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from verl_clipx.analysis.diagnose.diagnosis import cover, diagnose
+from verl_clipx.analysis.diagnose.diagnosis import diagnose, keys_missing_by_rule
 from verl_clipx.analysis.diagnose.rule import Kind
 from verl_clipx.analysis.diagnose.rules import RULES
 from verl_clipx.analysis.diagnose.timeline import FEWEST, LASTING, SOUGHT, changes, step_lines
@@ -19,8 +19,16 @@ FAILED = 3
 
 
 def findings_as_json(run: Run) -> dict[str, Any]:
-    """Returns all that there is to say of a run, for JSON."""
-    rows = [
+    """Returns what diagnose says of a run, for JSON.
+
+    Returns:
+        findings: a dictionary for each rule that the run meets, in the order of `diagnose`. `link` is the page that
+            says more, as the documentation names it; `page` is its file on this machine.
+        checked: the names of the rules that could be checked.
+        not_checked: the name of each other rule that concerns the run, with the metrics and keys that the run lacks.
+        changes: a dictionary for each change of a logged value, with the fields of `timeline.Change`.
+    """
+    findings = [
         {
             "finding": finding.rule.name,
             "kind": finding.rule.kind.value,
@@ -33,17 +41,19 @@ def findings_as_json(run: Run) -> dict[str, Any]:
         }
         for finding in diagnose(run)
     ]
-    missing = cover(run)
+    missing_by_rule = keys_missing_by_rule(run)
     return {
-        "findings": rows,
-        "checked": [name for name, keys in missing.items() if not keys],
-        "not_checked": {name: keys for name, keys in missing.items() if keys},
+        "findings": findings,
+        "checked": [name for name, missing in missing_by_rule.items() if not missing],
+        "not_checked": {name: missing for name, missing in missing_by_rule.items() if missing},
         "changes": [change._asdict() for change in changes(run.log)],
     }
 
 
 def lines_of(run: Run, *, verbose: bool = False) -> Iterator[str]:
-    """Yields the same in lines with rich's markup: findings, what changed first, how many rules were checked.
+    """Yields what diagnose says of a run as lines with rich's markup, for a reader.
+
+    First come the findings, then what changed first, then how many rules were checked.
 
     Args:
         verbose: whether to name the rules that could not be checked, with what each lacks, or only to count them.
@@ -54,25 +64,25 @@ def lines_of(run: Run, *, verbose: bool = False) -> Iterator[str]:
     if findings:
         yield escape(say_where_pages_are())
     yield from map(escape, lines_of_changes(run))
-    missing = cover(run)
-    unchecked = {name: lacking for name, lacking in missing.items() if lacking}
-    checked = len(missing) - len(unchecked)
-    met = f"{run.name}: checked {checked} of {len(missing)} rules; {len(findings) or 'none'} fired."
+    missing_by_rule = keys_missing_by_rule(run)
+    unchecked = {name: missing for name, missing in missing_by_rule.items() if missing}
+    checked = len(missing_by_rule) - len(unchecked)
+    summary = f"{run.name}: checked {checked} of {len(missing_by_rule)} rules; {len(findings) or 'none'} fired."
     if not unchecked:
-        yield escape(met)
+        yield escape(summary)
     elif not verbose:
-        yield escape(f"{met} {len(unchecked)} could not be checked: --verbose says what they lack.")
+        yield escape(f"{summary} {len(unchecked)} could not be checked: --verbose says what they lack.")
     else:
-        yield escape(f"{met} Not checked, for want of")
+        yield escape(f"{summary} The others could not be checked. This is what the run lacks, and which rules read it:")
         yield from map(escape, lines_of_lacks(run, unchecked))
 
 
 def lines_of_changes(run: Run) -> Iterator[str]:
-    """Yields what changed first in a run."""
+    """Yields what changed first in a run, or a line that says why nothing is named."""
     steps = int((run.log.index > 0).sum())
     first_changes = changes(run.log)
     if steps < FEWEST + LASTING:
-        yield f"{run.name}: what changed first shows in {FEWEST + LASTING} steps or more; here are {steps}."
+        yield f"{run.name}: what changed first can be told from {FEWEST + LASTING} steps on; this log has {steps}."
     elif not first_changes:
         yield f"{run.name}: no logged value {SOUGHT}."
     else:
@@ -81,21 +91,26 @@ def lines_of_changes(run: Run) -> Iterator[str]:
 
 
 def lines_of_lacks(run: Run, unchecked: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yields a line for each thing that rules lack.
+    """Yields a line for rules that lack the same: what the run lacks, then the names of these rules.
 
     Args:
-        unchecked: the name of a rule to the metrics and keys that it lacks.
+        unchecked: from the name of a rule to the metrics and keys that the run lacks.
     """
-    lacks: dict[str, list[str]] = {}
-    for name, keys in unchecked.items():
-        sources = dict.fromkeys(_source_of(key, run) for key in keys)
-        lacks.setdefault(", ".join(sources), []).append(name)
-    for lack, names in lacks.items():
+    rules_by_lack: dict[str, list[str]] = {}
+    for name, missing in unchecked.items():
+        sources = dict.fromkeys(_source_of(key, run) for key in missing)
+        rules_by_lack.setdefault(", ".join(sources), []).append(name)
+    for lack, names in rules_by_lack.items():
         yield f"  {lack}: {'; '.join(names)}"
 
 
 def _source_of(key: str, run: Run) -> str:
-    """Says where a run would have what a rule lacks: by the metric or key itself, or by what has many of them."""
+    """Says what a run needs so that it has a metric or a key.
+
+    Returns:
+        The plugin, for a metric that only the plugin logs; the configuration, for a key of a run that left none; else
+        the metric or the key itself.
+    """
     if key.startswith(("actor/clipx/", "health/")):
         return f"this plugin's metrics ({swap_by(OBSERVE)})"
     is_metric = "/" in key
@@ -105,22 +120,27 @@ def _source_of(key: str, run: Run) -> str:
 
 
 def fails(run: Run, names: Sequence[str]) -> bool:
-    """Returns whether a finding is of a named rule, or of a kind that is named or graver: fact, trend, remark.
+    """Returns whether a run has a finding on which the user wants the command to fail.
+
+    Args:
+        names: of rules and of kinds. A kind stands for itself and for all graver ones.
 
     Raises:
         ValueError: a name is of no rule or kind; or there is no such finding, and a named rule could not be checked.
     """
+    # The gravest kind comes first.
     kinds = [kind.value for kind in Kind]
     known = [*kinds, *(rule.name for rule in RULES)]
     for name in names:
         if name not in known:
             raise ValueError(f"--fail-on {name!r}: must be one of {'; '.join(known)}.{did_you_mean(name, known)}")
-    gravest = max((kinds.index(name) for name in names if name in kinds), default=-1)
+    mildest = max((kinds.index(name) for name in names if name in kinds), default=-1)
     for finding in diagnose(run):
-        if finding.rule.name in names or kinds.index(finding.rule.kind.value) <= gravest:
+        if finding.rule.name in names or kinds.index(finding.rule.kind.value) <= mildest:
             return True
+    missing_by_rule = keys_missing_by_rule(run)
     for name in names:
-        missing = cover(run).get(name)
+        missing = missing_by_rule.get(name)
         if missing:
             raise ValueError(f"--fail-on {name!r} can't be checked: {run.name} lacks {', '.join(missing)}.")
     return False

@@ -1,8 +1,8 @@
 """What went wrong in a run and since when: which rules it meets, what to do, and which rules can't be checked."""
 
+import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
-from fnmatch import filter as matching
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy
@@ -12,6 +12,9 @@ from verl_clipx.analysis.diagnose.rules import RULES
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.run.keys import MODEL_ROOT
 
+# A key of a configuration, within a text.
+DOTTED_KEY = re.compile(r"\b[a-z_]+(\.[a-z_0-9]+)+\b")
+
 
 class Diagnosis(NamedTuple):
     """A rule that a run meets, and what to do about it.
@@ -19,7 +22,7 @@ class Diagnosis(NamedTuple):
     Args:
         run: the run's name.
         rule: the rule.
-        onset: from which step on the run meets it, and what shows it.
+        onset: the step from which on the run meets the rule, and what shows it.
         remedy: what to do in this run.
     """
 
@@ -35,106 +38,124 @@ class Diagnosis(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The evidence, the remedy and the page that says more."""
+        """The evidence, followed by the advice."""
         return f"{self.onset.evidence}. {self.advice}"
 
     @property
     def advice(self) -> str:
-        """Says what the threshold rests on, the remedy and the page that says more."""
+        """The remedy and the page that says more, after a caution where the rule's threshold is heuristic."""
         basis = "The threshold is heuristic. " if self.rule.heuristic else ""
         return f"{basis}{self.remedy} See {self.rule.link}."
 
 
 def diagnose(run: Run, rules: Sequence[Rule] = RULES) -> list[Diagnosis]:
-    """Returns the rules, by default of all, that a run meets, in the order of `in_order`.
+    """Returns a diagnosis for each rule that a run meets, in the order of `order_diagnoses`.
 
     Args:
-        run: a whole one, or one that still trains, with its log so far.
+        run: a run that has ended, or one that still trains, with its log so far.
+        rules: those to look for; by default all.
     """
-    met: list[Diagnosis] = []
+    diagnoses: list[Diagnosis] = []
     for rule in rules:
         onset = rule.onset(run)
         if onset is not None:
-            met.append(Diagnosis(run=run.name, rule=rule, onset=onset, remedy=with_values(run, rule.remedy)))
-    return in_order(met)
+            remedy = add_values_to_keys(write_remedy(rule, run), run)
+            diagnoses.append(Diagnosis(run=run.name, rule=rule, onset=onset, remedy=remedy))
+    return order_diagnoses(diagnoses)
 
 
-def in_order(met: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Returns diagnoses in the order in which they are said.
+def order_diagnoses(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
+    """Returns diagnoses in the order in which a reader should see them.
 
-    Facts come before trends, and trends before remarks; those of one kind by onset. One that makes the advice of others
-    void comes before these.
+    Facts come before trends, and trends before remarks. Diagnoses of one kind are ordered by their onset. But a
+    diagnosis that makes the advice of others void comes right before the first of these.
     """
     kinds = list(Kind)
-    ordered = sorted(met, key=lambda diagnosis: (kinds.index(diagnosis.rule.kind), diagnosis.onset.step))
-    for diagnosis in list(ordered):
-        place = ordered.index(diagnosis)
-        void = [index for index in range(place) if ordered[index].rule.name in diagnosis.rule.voids]
-        if void:
-            ordered.insert(void[0], ordered.pop(place))
+    by_kind_and_step = sorted(diagnoses, key=lambda diagnosis: (kinds.index(diagnosis.rule.kind), diagnosis.onset.step))
+    ordered: list[Diagnosis] = []
+    for diagnosis in by_kind_and_step:
+        voided_places = [place for place, earlier in enumerate(ordered) if earlier.rule.name in diagnosis.rule.voids]
+        ordered.insert(min(voided_places, default=len(ordered)), diagnosis)
     return ordered
 
 
-def with_values(run: Run, remedy: str | Callable[[Run], str]) -> str:
-    """Returns a remedy in which each key of the configuration has its value in this run behind it, if that is a number.
+def write_remedy(rule: Rule, run: Run) -> str:
+    """Returns what a rule advises in a run; some rules advise the same in all runs."""
+    if isinstance(rule.remedy, str):
+        return rule.remedy
+    return rule.remedy(run)
 
-    Keys below `actor_rollout_ref` may leave that out.
+
+def add_values_to_keys(text: str, run: Run) -> str:
+    """Returns a text in which the run's own value follows each key of the configuration, as in `rollout.n (here 8)`.
+
+    A key without a value in the run's configuration, or with one that is neither a number nor true or false, stays
+    alone. A key in the text may leave out `actor_rollout_ref` at its beginning.
     """
 
-    def with_value(match: re.Match) -> str:
-        """Return a key with its value behind it."""
+    def add_value(match: re.Match) -> str:
         key = match[0]
-        for name in (key, f"{MODEL_ROOT}.{key}"):
-            value = run.configuration.get(name)
+        for full_key in (key, f"{MODEL_ROOT}.{key}"):
+            value = run.configuration.get(full_key)
+            # In Python true and false are whole numbers too.
             if isinstance(value, int | float):
                 return f"{key} (here {value})"
         return key
 
-    return re.sub(r"\b[a-z_]+(\.[a-z_0-9]+)+\b", with_value, text_of(remedy, run))
-
-
-def text_of(remedy: str | Callable[[Run], str], run: Run) -> str:
-    """Returns what to do in a run, by a remedy that is the same for all runs or looks at the run."""
-    if isinstance(remedy, str):
-        return remedy
-    return remedy(run)
+    return DOTTED_KEY.sub(add_value, text)
 
 
 def keys_missing_for(rule: Rule, run: Run) -> list[str]:
-    """Returns what a rule reads and a run does not have; empty if the rule can be judged."""
+    """Returns the metrics and keys that a run lacks for a rule; none if the rule can be checked."""
     missing = _missing_in(run, rule.reads)
-    if rule.instead and not _missing_in(run, rule.instead):
+    has_substitute = bool(rule.instead) and not _missing_in(run, rule.instead)
+    if has_substitute:
         return []
-    if rule.any_of and len(missing) < len(rule.reads):
+    has_some = len(missing) < len(rule.reads)
+    if rule.any_of and has_some:
         return []
     return missing
 
 
 def _missing_in(run: Run, names: Iterable[str]) -> list[str]:
-    """Returns those of some metrics and keys that are neither in a run's log nor in its configuration."""
+    """Returns those metrics and keys that are neither in a run's log nor in its configuration."""
     return [name for name in names if not _is_logged(run, name) and name not in run.configuration]
 
 
-def _is_logged(run: Run, key: str) -> bool:
-    """Returns whether the log has a finite number of a metric; a * in the key stands for anything."""
-    columns = [run.log[column].to_numpy(dtype=float) for column in matching(run.log, key)]
+def _is_logged(run: Run, pattern: str) -> bool:
+    """Returns whether the log has a finite number of a metric.
+
+    Args:
+        pattern: the metric's key; a * in it stands for any characters, so that it may match several metrics.
+    """
+    columns = [run.log[key].to_numpy(dtype=float) for key in fnmatch.filter(run.log, pattern)]
     return any(numpy.isfinite(values).any() for values in columns)
 
 
-def cover(run: Run) -> dict[str, list[str]]:
-    """Returns the rules that are about a run, and what each misses in its log and record: nothing if it can be checked.
+def keys_missing_by_rule(run: Run) -> dict[str, list[str]]:
+    """Returns, by the name of each rule that applies to a run, the metrics and keys that the run lacks for it.
+
+    A rule for which nothing is missing can be checked.
 
     Raises:
         ValueError: nothing that the run logged is a finite number and no rule is met: nothing is known of its training.
     """
     if not (_is_logged(run, "*") or diagnose(run)):
         raise ValueError(f"{run.name}: no metric in its log has a finite number, so nothing can be said of the run.")
-    return {rule.name: keys_missing_for(rule, run) for rule in RULES if _is_about(rule, run)}
+    return {rule.name: keys_missing_for(rule, run) for rule in RULES if _applies_to(rule, run)}
 
 
-def _is_about(rule: Rule, run: Run) -> bool:
-    """Returns whether a rule is about a run, by what the run logs and what its configuration sets."""
+def _applies_to(rule: Rule, run: Run) -> bool:
+    """Returns whether a rule applies to a run: it is about all runs, or about an option that the run uses.
+
+    A run uses an option if it logs one of the metrics in `rule.about`, or if its configuration sets one of the keys in
+    it, or a key below such a one, to anything but null.
+    """
     if not rule.about:
         return True
-    given = {key for key, value in run.configuration.items() if value is not None}
-    return any(_is_logged(run, pattern) or matching(given, f"{pattern}*") for pattern in rule.about)
+    set_keys = [key for key, value in run.configuration.items() if value is not None]
+    for name in rule.about:
+        is_set = bool(fnmatch.filter(set_keys, f"{name}*"))
+        if is_set or _is_logged(run, name):
+            return True
+    return False

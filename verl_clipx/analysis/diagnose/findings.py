@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy
 import pandas
 
-from verl_clipx.analysis.diagnose.diagnosis import Diagnosis, diagnose, in_order, text_of
+from verl_clipx.analysis.diagnose.diagnosis import Diagnosis, diagnose, order_diagnoses, write_remedy
 from verl_clipx.analysis.diagnose.rule import Kind
 from verl_clipx.analysis.diagnose.rules import REWARD_COLLAPSE, RULES
 from verl_clipx.analysis.runs import keys
@@ -129,7 +129,7 @@ def _remedy_of_collapse(settings: list[Setting]) -> str:
     """Returns what to do in the first run that collapsed."""
     rule = next(rule for rule in RULES if rule.name == REWARD_COLLAPSE)
     run = next(run for setting in settings for run in setting.runs if rule.onset(run))
-    return text_of(rule.remedy, run)
+    return write_remedy(rule, run)
 
 
 def _collapses(setting: Setting) -> list[int | None]:
@@ -268,7 +268,7 @@ def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[
     if shares:
         by_rule.pop(REWARD_COLLAPSE, None)
     earliest = [min(alike, key=lambda diagnosis: diagnosis.onset.step) for alike in by_rule.values()]
-    alarms = [_alarm_of(by_rule[first.rule.name], len(runs)) for first in in_order(earliest)]
+    alarms = [_alarm_of(by_rule[first.rule.name], len(runs)) for first in order_diagnoses(earliest)]
     if shares:
         kind = None if shares.head == NO_SEED_COLLAPSED else Kind.TREND
         alarms.append(Alarm(shares.head, shares.text, rule=REWARD_COLLAPSE, kind=kind))

@@ -15,7 +15,12 @@ LASTING = 3
 
 
 class Onset(NamedTuple):
-    """The first training step of a state, and what shows it: numbers, each with its metric's name."""
+    """When a pathology begins.
+
+    Args:
+        step: the first training step that shows it.
+        evidence: what shows it: numbers, each with its metric's name.
+    """
 
     step: int
     evidence: str
@@ -25,16 +30,17 @@ Detector = Callable[[Run], Onset | None]
 
 
 class Kind(Enum):
-    """Says what a rule is good for while a run trains."""
+    """How far a rule can be trusted before a run has ended. The gravest kind comes first, the mildest last."""
 
     FACT = "fact"
-    """Whatever else is in the log, it stays true: it is said while the run trains, and `clipx.health=stop` ends it."""
+    """No later step can make the finding untrue: it is reported while the run trains, and with `clipx.health=stop` it
+    ends the run."""
 
     TREND = "trend"
-    """It is said while the run trains: how often beginnings of healthy logs meet it was counted."""
+    """Reported while the run trains: it was counted how often the beginnings of healthy logs meet the rule."""
 
     REMARK = "remark"
-    """Reported only for finished runs."""
+    """Reported on finished runs only."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +49,17 @@ class Rule:
 
     Args:
         name: in the field's terms; lower case.
-        kind: what it is good for while a run trains.
-        reads: the metrics or keys of the record that it reads; a * stands for anything in a metric's key.
+        kind: how far it can be trusted before a run has ended.
+        reads: the metrics and keys of the configuration that it reads; a * in a metric's key stands for anything.
         onset: finds the onset in a run; None if the run does not show the pathology or lacks what the rule reads.
-        remedy: what to do, the same for all runs or by what a run says; see `diagnosis.with_values`.
+        remedy: what to do: a text for all runs, or a function that writes one for a run.
         link: the page of the documentation that says more.
-        about: metrics or keys of the configuration; the rule is only about runs with one of them, by default all.
+        about: metrics and keys of the configuration. The rule applies only to runs that have one of them; if this is
+            empty, to all.
         heuristic: whether the threshold rests on policies of about a million parameters or on judgement.
-        any_of: whether one of what it reads is enough.
-        instead: what serves as well where something that it reads is missing.
-        voids: rules whose advice is void while this one is met, so that this one is said before them.
+        any_of: whether it can be checked as soon as a run has one of what it reads.
+        instead: metrics and keys by which it can be checked as well, if a run has all of them.
+        voids: the names of rules whose advice is void while this one is met, so that this one is named before them.
     """
 
     name: str
@@ -69,7 +76,7 @@ class Rule:
     voids: tuple[str, ...] = ()
 
 
-# Every rule, in the order in which a page lists them and in which those of one kind and onset are said.
+# Every declared rule. Pages list them in this order, and findings of one kind and one onset stand in it.
 RULES: list[Rule] = []
 
 
@@ -78,64 +85,81 @@ def rule(name: str, kind: Kind = Kind.REMARK, **further: Any) -> Callable[[Detec
 
     Args:
         name, kind: as for `Rule`.
-        further: other fields of `Rule`. Without `remedy`, the function's docstring is the remedy.
+        further: other fields of `Rule`. Without `remedy`, the function's docstring is the remedy, on one line.
     """
 
     def declare(detector: Detector) -> Detector:
-        remedy = " ".join((detector.__doc__ or "").split())
-        RULES.append(Rule(name, kind, onset=detector, **{"remedy": remedy, **further}))
+        fields = dict(further)
+        if "remedy" not in fields:
+            fields["remedy"] = " ".join((detector.__doc__ or "").split())
+        RULES.append(Rule(name, kind, onset=detector, **fields))
         return detector
 
     return declare
 
 
 def rule_of_limit(name: str, kind: Kind = Kind.REMARK, *, reads: str, limit: float, **further: Any) -> None:
-    """Declares a rule on one metric that stays at or above a limit."""
+    """Declares a rule on a metric that stays at or above a limit for as many steps as a state must last.
+
+    Args:
+        name, kind: as for `Rule`.
+        reads: the key of the metric.
+        limit: the least value that meets the rule.
+        further: other fields of `Rule`, among them `remedy`.
+    """
 
     @rule(name, kind, reads=(reads,), **further)
     def find_values_beyond(run: Run) -> Onset | None:
-        values = trained(run, reads)
-        return onset_at(
-            lasts(values >= limit), lambda onset: f"{reads} {values[onset]:.3g}, at most {values.max():.3g}"
-        )
+        values = training_values(run, reads)
+        step = first_lasting_step(values >= limit)
+        return onset_at(step, lambda step: f"{reads} {values[step]:.3g}, at most {values.max():.3g}")
 
 
-def trained(run: Run, key: str) -> pandas.Series:
+def training_values(run: Run, key: str) -> pandas.Series:
     """Returns a metric's finite values by training step, without those of a validation before the first."""
     values = run.values(key)
     return values[values.index > 0]
 
 
-def lasts(state: pandas.Series, steps: int = LASTING) -> int | None:
-    """Returns the first step from which a state lasted for so many logged steps."""
-    # The places at which it has lasted so long.
-    has_lasted = numpy.flatnonzero(state.astype(int).rolling(steps).sum() == steps)
-    if not len(has_lasted):
-        return None
-    return int(state.index[has_lasted[0] - steps + 1])
-
-
-def halved(values: pandas.Series, best: float, until: int) -> str:
-    """Says by which step a value had fallen below half of its best, and stayed there for three steps.
+def first_lasting_step(state: pandas.Series, steps: int = LASTING) -> int | None:
+    """Returns the first step of a state that lasts; None if it never lasts.
 
     Args:
-        values: those of a metric, by step.
-        best: the best of them before.
-        until: the step before which it must have fallen; otherwise nothing is said.
+        state: whether a run is in the state, by logged step.
+        steps: how many logged steps in a row the state must last.
+    """
+    last_places = numpy.flatnonzero(state.astype(int).rolling(steps).sum() == steps)
+    if not len(last_places):
+        return None
+    return int(state.index[last_places[0] - steps + 1])
+
+
+def say_when_halved(values: pandas.Series, best: float, until: int) -> str:
+    """Says by which step a metric had fallen below half of its best, and stayed there for three steps.
+
+    Args:
+        values: the metric's, by step.
+        best: the best value before the fall, which the metric reached at `until` or earlier.
+        until: the step at which a rule found the fall. Nothing is said unless the metric was halved before it.
 
     Returns:
-        The end of a sentence, which begins with a comma; empty if there is no such step.
+        The end of a sentence, which begins with a comma; empty if nothing is said.
     """
-    before = values.loc[:until]
-    last_best = before[before >= best].index[-1]
-    step = lasts(values.loc[last_best:] < best / 2)
+    up_to_fall = values.loc[:until]
+    last_step_at_best = up_to_fall[up_to_fall >= best].index[-1]
+    step = first_lasting_step(values.loc[last_step_at_best:] < best / 2)
     if step is None or step >= until:
         return ""
     return f", halved by step {step}"
 
 
 def onset_at(step: int | None, say: Callable[[int], str]) -> Onset | None:
-    """Returns the onset at a step with what is said of it; None without a step."""
+    """Returns the onset at a step; None without a step.
+
+    Args:
+        step: the first step that shows a pathology, if any does.
+        say: writes the evidence in that step.
+    """
     if step is None:
         return None
     return Onset(int(step), say(step))

@@ -1,6 +1,10 @@
-"""The rules of diagnose, each with what it reads and, as its docstring, what to do; all else follows from them."""
+"""The rules of diagnose.
 
-from fnmatch import filter as matching
+Each is a function that finds the onset in a run, with the comment in its first line saying when the rule is met. What
+to do is its docstring, or a function of `remedies` that is named as `remedy`.
+"""
+
+import fnmatch
 
 import numpy
 import pandas
@@ -30,12 +34,12 @@ from verl_clipx.analysis.diagnose.rule import (
     RULES,
     Kind,
     Onset,
-    halved,
-    lasts,
+    first_lasting_step,
     onset_at,
     rule,
     rule_of_limit,
-    trained,
+    say_when_halved,
+    training_values,
 )
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.evicted import evicted_by_step
@@ -55,7 +59,7 @@ ONE_SIDED = "one-sided clipping"
 ONE_UPDATE = "bounds idle: one update a rollout batch"
 MISMATCH = "mismatch of rollout and training"
 CUT_AT_LIMIT = "responses cut at the limit"
-# Whose advice is void where the reward, or the batch, is not what it should be.
+# Rules whose advice is void where the reward, or the batch, is not what it should be.
 ADVICE_ON_TRAINING = ("entropy collapse", "entropy explosion", NO_SIGNAL, FEW_TEACH, ONE_SIDED, CUT_AT_LIMIT)
 
 # --- What is not finite ----------------------------------------------------------------------------------------------
@@ -66,17 +70,21 @@ OF_NORM = {"reads": (keys.SKIPPED_UPDATES, keys.GRADIENT_NORM), "link": "docs/re
 
 @rule(TAKEN, Kind.FACT, about=(STRATEGY,), remedy=resume_before, **OF_NORM)
 def find_taken_updates(run: Run) -> Onset | None:
+    # Met by an update whose gradient is not finite, under Megatron, where verl takes it.
     return _not_finite_updates(run) if run.fate_of_skipped == "taken" else None
 
 
 @rule("skipped updates", Kind.FACT, remedy=explain_skipped, **OF_NORM)
 def find_skipped_updates(run: Run) -> Onset | None:
-    # verl skips an update whose gradient is not finite, but under Megatron takes it.
+    # Met by an update whose gradient is not finite, under every other engine, where verl skips it.
     return _not_finite_updates(run) if run.fate_of_skipped != "taken" else None
 
 
-def steps_skipped(run: Run) -> list[int]:
-    """Returns the steps with such an update: by the plugin's count or, in a log without it, by the gradient's norm."""
+def steps_with_not_finite_gradient(run: Run) -> list[int]:
+    """Returns the steps with an update whose gradient is not finite.
+
+    The plugin counts such updates. In a log without its count, the gradient's norm is not finite in these steps.
+    """
     if keys.SKIPPED_UPDATES not in run.log:
         return run.not_finite.get(keys.GRADIENT_NORM, [])
     counts = run.log[keys.SKIPPED_UPDATES]
@@ -85,7 +93,7 @@ def steps_skipped(run: Run) -> list[int]:
 
 def _not_finite_updates(run: Run) -> Onset | None:
     """Finds the first step with an update whose gradient is not finite, and counts such updates since."""
-    steps = steps_skipped(run)
+    steps = steps_with_not_finite_gradient(run)
     if not steps:
         return None
     trained_since = int((run.log.index >= steps[0]).sum())
@@ -126,7 +134,8 @@ def _count_not_finite_updates(run: Run, steps: list[int], trained_since: int) ->
     any_of=True,
 )
 def find_values_not_finite(run: Run) -> Onset | None:
-    # Means and figures leave these values out.
+    # Met by such a value in a field that the plugin checks, or in a metric of the training's own numbers. Means and
+    # figures leave these values out, so that nothing else shows them.
     begins: dict[str, int] = {}
     for key, what in keys.HEALTH_COUNTS.items():
         counts = run.values(key)
@@ -143,19 +152,23 @@ def find_values_not_finite(run: Run) -> Onset | None:
 @rule("other logged values that are not finite", reads=("*",), link="docs/reading.md#health")
 def find_others_not_finite(run: Run) -> Onset | None:
     """Check whether what computes them had nothing to compute from: the training itself does not read them."""
-    # W&B's own keys begin with an underscore.
+    # Met by such a value in any other metric but W&B's own, whose keys begin with an underscore.
     others = [key for key in keys_not_finite(run) if not (is_of_training(key) or key.startswith("_"))]
     return _onset_of_first({f"{key} in {_steps(len(run.not_finite[key]))}": run.not_finite[key][0] for key in others})
 
 
 def keys_not_finite(run: Run) -> list[str]:
-    """Returns what was logged as a value that is not finite and should be, the first causes first."""
-    unsaid = {*run.not_finite} - keys.MAY_BE_NAN
-    # That the gradient is not finite is what a skipped update says, unless the log counts none.
-    if steps_skipped(run):
-        unsaid -= {keys.GRADIENT_NORM}
-    causes = [key for key in keys.FIRST_CAUSES if key in unsaid]
-    return [*causes, *sorted(unsaid - {*causes})]
+    """Returns the metrics that were logged as a value that is not finite and should be.
+
+    Those from which the others follow come first, then the others by name. The gradient's norm is left out where the
+    rules about updates report it already.
+    """
+    reported = set(keys.MAY_BE_NAN)
+    if steps_with_not_finite_gradient(run):
+        reported.add(keys.GRADIENT_NORM)
+    unreported = set(run.not_finite) - reported
+    causes = [key for key in keys.FIRST_CAUSES if key in unreported]
+    return [*causes, *sorted(unreported.difference(causes))]
 
 
 def is_of_training(key: str) -> bool:
@@ -163,11 +176,16 @@ def is_of_training(key: str) -> bool:
     return key == keys.HELD_OUT or key.startswith(keys.OF_TRAINING)
 
 
+# A finding names this many values that are not finite.
 MOST_NAMED = 6
 
 
 def _onset_of_first(begins: dict[str, int]) -> Onset | None:
-    """Returns the first step of several values that are not finite, and names the first of these."""
+    """Returns the onset of values that are not finite; None if there are none.
+
+    Args:
+        begins: from what a sentence says of such a value to the first step that has it, the likeliest cause first.
+    """
     if not begins:
         return None
     named = list(begins)[:MOST_NAMED]
@@ -182,28 +200,31 @@ def _steps(count: int) -> str:
 
 # --- Entropy ---------------------------------------------------------------------------------------------------------
 
+# Healthy runs of docs/results/small_runs.md keep 9 % of their entropy.
 ENTROPY_LEFT = 0.05
 
 
 @rule("entropy collapse", Kind.TREND, reads=(keys.ENTROPY,), remedy=keep_entropy, link="docs/faq.md", heuristic=True)
 def find_entropy_collapse(run: Run) -> Onset | None:
-    # Little is left of its highest value in the first steps: healthy runs of docs/results/small_runs.md keep 9 %.
-    values = trained(run, keys.ENTROPY)
-    # The highest of them, since a quick collapse begins within these steps.
+    # Met while the entropy is below ENTROPY_LEFT of what it was in the first steps.
+    values = training_values(run, keys.ENTROPY)
+    # The highest of the first steps, since a quick collapse begins within them.
     begun_at = values.iloc[:LASTING].max()
     if not begun_at > 0:
         return None
-    step = lasts(values < ENTROPY_LEFT * begun_at)
+    step = first_lasting_step(values < ENTROPY_LEFT * begun_at)
     evidence = "{} {:.3g}, at most {:.3g} in its first steps{}"
     return onset_at(
-        step, lambda onset: evidence.format(keys.ENTROPY, values[onset], begun_at, halved(values, begun_at, onset))
+        step,
+        lambda onset: evidence.format(keys.ENTROPY, values[onset], begun_at, say_when_halved(values, begun_at, onset)),
     )
 
 
-# An entropy far above where it began, of which e^5 is as of about 150 equally likely tokens.
+# An entropy explodes if it exceeds either limit: five times the first one and 1, or twice the first one and 5, which is
+# the entropy of about 150 equally likely tokens.
 ENTROPY_TIMES = 5
 ENTROPY_FROM = 1.0
-ENTROPY_TWICE = 2
+ENTROPY_TIMES_IF_HIGH = 2
 ENTROPY_HIGH = 5.0
 
 
@@ -216,18 +237,23 @@ ENTROPY_HIGH = 5.0
     heuristic=True,
 )
 def find_entropy_explosion(run: Run) -> Onset | None:
-    # It is far above its first step, and high: no healthy run of docs/dev/diagnosis_evidence.md is for as long.
-    values = trained(run, keys.ENTROPY)
-    # Not of the first three, since a quick explosion lies within them.
+    # Met while the entropy is high and far above its first step. No healthy run of docs/dev/diagnosis_evidence.md is
+    # for so many steps.
+    values = training_values(run, keys.ENTROPY)
+    # The first step alone, since a quick explosion lies within the first three.
     first = values.iloc[:1].max()
-    risen = (values > max(ENTROPY_TIMES * first, ENTROPY_FROM)) | (values > max(ENTROPY_TWICE * first, ENTROPY_HIGH))
-    return onset_at(lasts(risen), lambda onset: f"{keys.ENTROPY} {values[onset]:.3g}, {first:.3g} in its first step")
+    limit = max(ENTROPY_TIMES * first, ENTROPY_FROM)
+    limit_if_high = max(ENTROPY_TIMES_IF_HIGH * first, ENTROPY_HIGH)
+    risen = (values > limit) | (values > limit_if_high)
+    return onset_at(
+        first_lasting_step(risen), lambda onset: f"{keys.ENTROPY} {values[onset]:.3g}, {first:.3g} in its first step"
+    )
 
 
 # --- Whether anything teaches ----------------------------------------------------------------------------------------
 
-# Of equal scores, whose mean is rounded, GRPO's advantages can be as far from 0.
 ADVANTAGE_IS_ZERO = 1e-6
+# GRPO's advantages of equal scores can be this far from 0, since the mean of the scores is rounded.
 ADVANTAGE_OF_EQUALS = 0.1
 
 
@@ -241,19 +267,22 @@ ADVANTAGE_OF_EQUALS = 0.1
     voids=(FEW_TEACH, ONE_UPDATE),
 )
 def find_no_signal(run: Run) -> Onset | None:
-    # No advantage differs from 0, so that none has a gradient; without a log of them, all prompts are alike.
+    # Met while no advantage differs from 0, so that no token has a gradient. Where advantages are not logged, it is met
+    # while all samples of each prompt score alike.
     lowest = keys.LOWEST_ADVANTAGE
     highest = keys.HIGHEST_ADVANTAGE
-    sides = pandas.DataFrame({key: trained(run, key) for key in (lowest, highest)}).dropna()
+    sides = pandas.DataFrame({key: training_values(run, key) for key in (lowest, highest)}).dropna()
     if sides.empty:
-        alike = trained(run, keys.ALIKE)
-        return onset_at(lasts(alike == 1), lambda onset: f"{keys.ALIKE} 1, at most {alike.max():g}")
+        alike = training_values(run, keys.ALIKE)
+        return onset_at(first_lasting_step(alike == 1), lambda onset: f"{keys.ALIKE} 1, at most {alike.max():g}")
     furthest = sides.abs().max(axis=1)
     scores = run.values(keys.HIGHEST_REWARD) - run.values(keys.LOWEST_REWARD)
     equal = scores.reindex(furthest.index) == 0
     none = (furthest <= ADVANTAGE_IS_ZERO) | (equal & (furthest <= ADVANTAGE_OF_EQUALS))
     evidence = f"{lowest} {{:.3g}}, {highest} {{:.3g}}, as good as 0 in {none.sum()} of {len(none)} steps"
-    return onset_at(lasts(none), lambda onset: evidence.format(sides[lowest][onset], sides[highest][onset]))
+    return onset_at(
+        first_lasting_step(none), lambda onset: evidence.format(sides[lowest][onset], sides[highest][onset])
+    )
 
 
 @rule(
@@ -265,14 +294,15 @@ def find_no_signal(run: Run) -> Onset | None:
 )
 def find_repeated_batch(run: Run) -> Onset | None:
     """Look at the queue that serves the batches."""
-    # Mean score and mean length, both of many samples, are each exactly what they were in an earlier step.
-    means = pandas.DataFrame({key: trained(run, key) for key in (keys.REWARD, keys.LENGTH)}).dropna()
+    # Met while both the mean score and the mean length of the samples are exactly those of an earlier step. A mean
+    # length that is a whole number is left out: all answers may be of one length.
+    means = pandas.DataFrame({key: training_values(run, key) for key in (keys.REWARD, keys.LENGTH)}).dropna()
     again = means.duplicated() & (means[keys.LENGTH] % 1 != 0)
     evidence = f"{keys.REWARD} {{:.6g}} and {keys.LENGTH} {{:.6g}} as in an earlier step, in {again.sum()} steps"
-    return onset_at(lasts(again), lambda onset: evidence.format(*means.loc[onset]))
+    return onset_at(first_lasting_step(again), lambda onset: evidence.format(*means.loc[onset]))
 
 
-# Such prompts have advantage 0, so fewer than a tenth teach.
+# Prompts whose samples score alike have advantage 0: if they are nine tenths, only a tenth of the prompts teaches.
 rule_of_limit(
     FEW_TEACH,
     Kind.TREND,
@@ -285,11 +315,13 @@ rule_of_limit(
 
 # --- Clipping and bounds ---------------------------------------------------------------------------------------------
 
+# Clipping is one-sided if this part of it is on one side, where it concerns at least this share of the tokens and for
+# this many steps in a row.
 ONE_SIDE = 0.98
 WORTH_CLIPPING = 0.01
 LONG = 5
-# Differences that float32 may leave.
-RATIO_IS_ONE = 1e-6
+# How far rounding in float32 may take a value from the one that it stands for.
+FLOAT32_TOLERANCE = 1e-6
 
 
 def widen_clipped_side(run: Run) -> str:
@@ -308,10 +340,14 @@ def widen_clipped_side(run: Run) -> str:
     heuristic=True,
 )
 def find_one_sided_clipping(run: Run) -> Onset | None:
-    # Nearly all that is clipped is on one side, where it matters; of 75 healthy runs one was so in a few steps.
-    sides = pandas.DataFrame({key: trained(run, key) for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)}).dropna()
+    # Met while nearly all clipped tokens are on one side. Of 75 healthy runs one was so in a few steps.
+    sides = pandas.DataFrame({key: training_values(run, key) for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)}).dropna()
     total = sides.sum(axis=1)
-    step = lasts((total >= WORTH_CLIPPING) & (sides.max(axis=1) >= ONE_SIDE * total), LONG) if len(sides) else None
+    step = (
+        first_lasting_step((total >= WORTH_CLIPPING) & (sides.max(axis=1) >= ONE_SIDE * total), LONG)
+        if len(sides)
+        else None
+    )
     return onset_at(step, lambda onset: ", ".join(f"{key} {share:.3g}" for key, share in sides.loc[onset].items()))
 
 
@@ -322,30 +358,45 @@ def find_one_sided_clipping(run: Run) -> Onset | None:
     link="docs/scopes.md",
 )
 def find_single_updates(run: Run) -> Onset | None:
+    # Met where the ratio is 1 in the whole log because each rollout batch gets a single update, so that no bound acts.
+    ratio = training_values(run, keys.RATIO)
+    kl = training_values(run, keys.KL)
+    if ratio.empty or kl.empty:
+        return None
+    # A skipped update leaves the ratio at 1 however many updates a rollout batch gets.
+    if steps_with_not_finite_gradient(run):
+        return None
     updates = run.schedule.updates_on_batch
-    ratio = trained(run, keys.RATIO)
-    kl = trained(run, keys.KL)
-    # An update that verl skipped leaves the ratio at 1 whatever the mini-batch.
-    if steps_skipped(run) or ratio.empty or kl.empty:
-        return None
-    # In half precision rounding moves both, and a run that logs its floor says that nothing else does.
-    rounds = run.schedule.only_at_ratio_one and keys.FLOOR_LOW in run.log
-    if not rounds and ((ratio - 1).abs().max() >= RATIO_IS_ONE or kl.abs().max() >= RATIO_IS_ONE):
-        return None
-    # Several updates stay at ratio 1 where nothing moves the policy, which is another finding.
-    if updates is None and not moves(run):
-        return None
     if updates is not None and updates > 1:
         return None
-    if rounds and keys.CLIPPED_LOW in run.log:
-        clipped = trained(run, keys.CLIPPED_LOW).add(trained(run, keys.CLIPPED_HIGH)).max()
-        what = f"{keys.CLIPPED_LOW} and {keys.CLIPPED_HIGH} at most {clipped:.3g} together"
-        return Onset(int(ratio.index[0]), f"{what} in all {len(ratio)} steps, at weights that had not moved")
-    return Onset(int(ratio.index[0]), f"{keys.RATIO} 1 and {keys.KL} 0 in all {len(ratio)} steps")
+    # Nor does a policy leave ratio 1 that nothing moves, in however many updates: this is another finding.
+    if updates is None and not moves(run):
+        return None
+    first_step = int(ratio.index[0])
+    if only_rounding_moves(run):
+        if keys.CLIPPED_LOW in run.log:
+            clipped = training_values(run, keys.CLIPPED_LOW).add(training_values(run, keys.CLIPPED_HIGH)).max()
+            evidence = f"{keys.CLIPPED_LOW} and {keys.CLIPPED_HIGH} at most {clipped:.3g} together"
+            return Onset(first_step, f"{evidence} in all {len(ratio)} steps, at weights that had not moved")
+    else:
+        furthest = max((ratio - 1).abs().max(), kl.abs().max())
+        if furthest >= FLOAT32_TOLERANCE:
+            return None
+    return Onset(first_step, f"{keys.RATIO} 1 and {keys.KL} 0 in all {len(ratio)} steps")
 
 
-# Steps whose tokens are counted together, and how few clipped ones among them say nothing.
-WINDOW, FEWEST_CLIPPED = 5, 30
+def only_rounding_moves(run: Run) -> bool:
+    """Returns whether nothing but rounding takes the ratio away from 1 in a whole run.
+
+    The configuration then gives each rollout batch a single update, at the weights that computed `old_log_probs`. The
+    worker logs the floor only of an update at these weights: that it did confirms the configuration.
+    """
+    return run.schedule.only_at_ratio_one and keys.FLOOR_LOW in run.log
+
+
+# Later updates are compared with the floor over this many steps together, if they clip at least this many tokens there.
+WINDOW = 5
+FEWEST_CLIPPED = 30
 
 
 @rule(
@@ -358,37 +409,52 @@ def find_clipping_of_rounding(run: Run) -> Onset | None:
     """Cut old_log_probs and updates into the same micro-batches (it costs nothing), compute the logits in float32 (time
     and memory), widen the bounds (they then also clip less of what moved), or leave it.
     """
-    # Rounding also moves tokens that are near a bound for good reasons, so nothing says that it is rounding.
-    table = clipped_by_step(run)
-    steps = table.index[WINDOW - 1 :]
-    alike = [clips_like_floor(run, table.loc[:step].tail(WINDOW)) for step in steps]
-    step = lasts(pandas.Series(alike, index=steps, dtype=bool))
+    # Met while the later updates on a rollout batch clip no larger share of the tokens than its first update, the
+    # floor, whose weights have not moved. This does not show that the later clipping is rounding: rounding also moves
+    # tokens that lie near a bound for good reasons.
+    counts_by_step = clipped_by_step(run)
+    last_steps = counts_by_step.index[WINDOW - 1 :]
+    like_floor = [clips_like_floor(run, counts_by_step.loc[:step].tail(WINDOW)) for step in last_steps]
+    step = first_lasting_step(pandas.Series(like_floor, index=last_steps, dtype=bool))
     if step is None:
         return None
-    window = table.loc[:step].tail(WINDOW)
-    later, (first, *second) = later_updates(window), floors_of(run, window)
-    evidence = f"{keys.CLIPPED_LOW} and {keys.CLIPPED_HIGH} {later.share:.3g} together in later updates "
-    evidence += (
-        f"({later.clipped:.0f} of {later.tokens:.0f} tokens), {first.share:.3g} in first ones ({keys.FLOOR_LOW} "
-    )
-    evidence += f"and {keys.FLOOR_HIGH})"
-    if second:
-        evidence += f", {second[0].share:.3g} in other micro-batches ({keys.RECUT_LOW} and {keys.RECUT_HIGH})"
-    return Onset(int(window.index[0]), evidence)
+    window = counts_by_step.loc[:step].tail(WINDOW)
+    return Onset(int(window.index[0]), _say_clipped_like_floor(run, window))
 
 
 def clips_like_floor(run: Run, window: pandas.DataFrame) -> bool:
-    """Returns whether later updates clip no larger share than the floor, of enough tokens to tell.
+    """Returns whether later updates clip no larger share than the floor, where enough tokens were counted to tell.
 
     Args:
-        window: some rows of `clipped_by_step`.
+        window: consecutive rows of `clipped_by_step`, whose tokens are counted together.
     """
-    later, floor = later_updates(window), joined(floors_of(run, window))
-    if later.clipped < FEWEST_CLIPPED or exceeds(later, floor):
+    later = later_updates(window)
+    floor = joined(floors_of(run, window))
+    if later.clipped < FEWEST_CLIPPED:
         return False
-    # Where a rollout batch has many updates, the first ones have so few tokens that chance explains that none of them
-    # is clipped, whatever the later ones clip.
+    if exceeds(later, floor):
+        return False
+    # Where a rollout batch gets many updates, the first ones have few tokens. If so few that even a floor of 0 would
+    # not be exceeded, nothing can be told.
     return could_exceed(later, floor)
+
+
+def _say_clipped_like_floor(run: Run, window: pandas.DataFrame) -> str:
+    """Returns the evidence: the shares that later updates, first updates and the floor's second measurement clip.
+
+    Args:
+        window: as for `clips_like_floor`.
+    """
+    later = later_updates(window)
+    first, *second_measurement = floors_of(run, window)
+    parts = [
+        f"{keys.CLIPPED_LOW} and {keys.CLIPPED_HIGH} {later.share:.3g} together in later updates "
+        f"({later.clipped:.0f} of {later.tokens:.0f} tokens)",
+        f"{first.share:.3g} in first ones ({keys.FLOOR_LOW} and {keys.FLOOR_HIGH})",
+    ]
+    for recut in second_measurement:
+        parts.append(f"{recut.share:.3g} in other micro-batches ({keys.RECUT_LOW} and {keys.RECUT_HIGH})")
+    return ", ".join(parts)
 
 
 def moves(run: Run) -> bool:
@@ -399,7 +465,7 @@ def moves(run: Run) -> bool:
 
 
 def _target(run: Run) -> float | None:
-    """Returns the target of the search, if it is a target for the share that is logged."""
+    """Returns BAPO's target for the share of positive tokens; None if its search has a target for something else."""
     parameters = run.record.loss.parameters
     is_share = parameters.get("contribution", "share") == "share"
     return parameters.get("target") if is_share else None
@@ -413,12 +479,12 @@ def _target(run: Run) -> float | None:
 )
 def find_search_not_started(run: Run) -> Onset | None:
     """Raise clipx.target."""
-    # By the search's own condition: the share is at or above the target in every step, and the bounds are constant.
-    share = trained(run, keys.SHARE_BEFORE)
-    after = trained(run, keys.SHARE_AFTER)
+    # Met where the share was at the target or above before every search, which is why the search moved no bound.
+    share = training_values(run, keys.SHARE_BEFORE)
+    after = training_values(run, keys.SHARE_AFTER)
     target = _target(run)
-    bounds = [trained(run, key) for key in (keys.BOUND_LOW, keys.BOUND_HIGH)]
-    idle = all(len(bound) and bound.max() - bound.min() < RATIO_IS_ONE for bound in bounds)
+    bounds = [training_values(run, key) for key in (keys.BOUND_LOW, keys.BOUND_HIGH)]
+    idle = all(len(bound) and bound.max() - bound.min() < FLOAT32_TOLERANCE for bound in bounds)
     if target is None or share.empty or after.empty or not idle or share.min() < target:
         return None
     return Onset(int(share.index[0]), f"{keys.SHARE_BEFORE} {share.min():.3g} or more, target {target:g}")
@@ -432,7 +498,8 @@ def find_search_not_started(run: Run) -> Onset | None:
     about=("clipx.alpha", keys.COUNTS),
 )
 def find_few_tokens(run: Run) -> Onset | None:
-    # Among n tokens none lies further than √(n − 1) standard deviations from their mean: too few in most bins.
+    # Met while most bins have so few tokens that none can lie outside the bounds: of n tokens none lies further than
+    # √(n − 1) standard deviations from their mean, and the bounds are at alpha standard deviations.
     names = keys.of_bins("count", run.log.columns)
     alpha = run.record.loss.parameters.get("alpha")
     if not names or alpha is None:
@@ -441,7 +508,7 @@ def find_few_tokens(run: Run) -> Onset | None:
     most = alpha**2 + 1
     few = ((counts > 0) & (counts <= most)).sum(axis=1)
     evidence = f"{keys.COUNTS} at most {most:g} in {{}} of {len(names)} bins"
-    return onset_at(lasts(few > len(names) / 2), lambda onset: evidence.format(few[onset]))
+    return onset_at(first_lasting_step(few > len(names) / 2), lambda onset: evidence.format(few[onset]))
 
 
 @rule(
@@ -452,19 +519,26 @@ def find_few_tokens(run: Run) -> Onset | None:
 )
 def find_saturated_bounds(run: Run) -> Onset | None:
     """Lower clipx.target."""
-    # The upper bound is the last candidate and the target is missed: the search has nowhere left to go.
+    # Met while the upper bound is the search's last candidate and the target is still missed.
     target = _target(run)
-    stop, by = (run.record.loss.parameters.get(name) for name in ("upper_stop", "upper_step"))
-    high, share = trained(run, keys.BOUND_HIGH_LAST).align(trained(run, keys.SHARE_AFTER), join="inner")
+    parameters = run.record.loss.parameters
+    upper_stop = parameters.get("upper_stop")
+    upper_step = parameters.get("upper_step")
+    if target is None or upper_stop is None or upper_step is None:
+        return None
+    high = training_values(run, keys.BOUND_HIGH_LAST)
+    share = training_values(run, keys.SHARE_AFTER)
+    high, share = high.align(share, join="inner")
     # The last candidate is the stop, or less than a step below it.
-    step = None if None in (target, stop, by) else lasts((high > stop - by + RATIO_IS_ONE) & (share < target))
+    is_last = high > upper_stop - upper_step + FLOAT32_TOLERANCE
     evidence = "{} {:.3g}, {} {:.3g}, target {:g}"
     return onset_at(
-        step, lambda onset: evidence.format(keys.BOUND_HIGH_LAST, high[onset], keys.SHARE_AFTER, share[onset], target)
+        first_lasting_step(is_last & (share < target)),
+        lambda onset: evidence.format(keys.BOUND_HIGH_LAST, high[onset], keys.SHARE_AFTER, share[onset], target),
     )
 
 
-# The bounds then stay at their ceiling (clip_fraction) or floor (second_moment).
+# Bounds that miss their target stay at their ceiling (clip_fraction) or floor (second_moment).
 rule_of_limit(
     "held target out of reach",
     reads=keys.HOLD_MISSED,
@@ -489,12 +563,13 @@ KL_IS_NOT_ZERO = 1e-3
     heuristic=True,
 )
 def find_anchored_ratio(run: Run) -> Onset | None:
-    # The first update's ratio is 1 unless its old log-probabilities are another policy's.
-    ratio = trained(run, keys.RATIO)
-    # The mean ratio of samples to the policy that drew them is 1, however old they are; its logarithm's is not 0.
-    kl = trained(run, keys.KL).reindex(ratio.index, fill_value=0.0)
+    # Met while the ratio is not 1 although each rollout batch gets a single update, at which it is 1 unless
+    # old_log_probs are another policy's.
+    ratio = training_values(run, keys.RATIO)
+    # The ratio to the policy that drew the samples is 1 on average, however old they are; its logarithm is not 0.
+    kl = training_values(run, keys.KL).reindex(ratio.index, fill_value=0.0)
     moved = ((ratio - 1).abs() >= RATIO_IS_NOT_ONE) | (kl.abs() >= KL_IS_NOT_ZERO)
-    step = lasts(moved) if run.schedule.updates_a_step == 1 else None
+    step = first_lasting_step(moved) if run.schedule.updates_a_step == 1 else None
     evidence = "{} {:.4g}, {} {:.3g} at one update a rollout batch"
     return onset_at(step, lambda onset: evidence.format(keys.RATIO, ratio[onset], keys.KL, kl[onset]))
 
@@ -508,10 +583,13 @@ rule_of_limit(
     heuristic=True,
 )
 
-# A probability that differs by a thousandth passes for rounding, and so does four times the most before.
+# Probabilities that differ by less than a thousandth on average, or by less than four times the most before, pass for
+# rounding.
 JUMPED = 1e-3
 JUMP_TIMES = 4
+# The difference grows if it ends at this many times what it was at the jump: the sampler's weights stay behind.
 GROWN = 2
+# A mean of recomputed over sampler's probability that is below 1 by this much shows tokens that the sampler left out.
 LEFT_OUT = 0.02
 
 
@@ -524,28 +602,47 @@ LEFT_OUT = 0.02
     voids=(MISMATCH,),
 )
 def find_sampler_jump(run: Run) -> Onset | None:
-    # Samples of age 0 are of the weights that recompute them, so that the engines differ as much as they did before.
-    values = trained(run, keys.MISMATCH)
-    values = values[trained(run, keys.STALENESS).reindex(values.index, fill_value=0.0) == 0]
-    before = values.cummax().shift()
-    lowest = values[::-1].rolling(LASTING).min()[::-1]
-    jumped = values.index[lowest >= (JUMP_TIMES * before.iloc[LASTING:]).clip(lower=JUMPED).reindex(values.index)]
-    if not len(jumped):
+    # Met once the sampler's probabilities differ from the recomputed ones by far more than before, for several steps.
+    values = training_values(run, keys.MISMATCH)
+    # Only samples of age 0 count: the same weights recompute them, so that only a fault makes the difference jump.
+    staleness = training_values(run, keys.STALENESS).reindex(values.index, fill_value=0.0)
+    values = values[staleness == 0]
+    most_before = values.cummax().shift()
+    limit = (JUMP_TIMES * most_before.iloc[LASTING:]).clip(lower=JUMPED).reindex(values.index)
+    lowest_from_here = values[::-1].rolling(LASTING).min()[::-1]
+    has_jumped = lowest_from_here >= limit
+    if not has_jumped.any():
         return None
-    onset = jumped[0]
-    last = values.iloc[-LASTING:].median()
-    says = "which is as of another precision, temperature or mask, or of weights always as late"
-    if len(values.loc[onset:]) < 2 * LASTING:
-        says = "too early to say whether of older weights or another precision, temperature or mask"
-    elif last >= GROWN * values[onset]:
-        says = f"{last:.3g} in the last, which is as of weights that stay behind"
-    # By both estimates of the divergence: of a sampler that leaves no token out this is 1.
-    ratio = 1 + (trained(run, keys.SAMPLER_KL) - trained(run, keys.SAMPLER_KL_1)).loc[onset:].median()
+    onset = has_jumped.idxmax()
+    evidence = f"{keys.MISMATCH} {values[onset]:.3g}, at most {most_before[onset]:.3g} before"
+    return Onset(int(onset), f"{evidence}; {_explain_sampler_jump(run, values.loc[onset:])}")
+
+
+def _explain_sampler_jump(run: Run, since: pandas.Series) -> str:
+    """Says what a jump of the sampler away from the trainer looks like, by what came after it.
+
+    Args:
+        since: the difference of their probabilities by step, from the jump on.
+    """
+    last = since.iloc[-LASTING:].median()
+    if len(since) < 2 * LASTING:
+        explanation = "too early to say whether of older weights or another precision, temperature or mask"
+    elif last >= GROWN * since.iloc[0]:
+        explanation = f"{last:.3g} in the last, which is as of weights that stay behind"
+    else:
+        explanation = "which is as of another precision, temperature or mask, or of weights always as late"
+    # The mean of the recomputed over the sampler's probability, by both estimates of the divergence; it is 1 for a
+    # sampler that leaves no token out.
+    excess = training_values(run, keys.SAMPLER_KL) - training_values(run, keys.SAMPLER_KL_1)
+    ratio = 1 + excess.loc[since.index[0] :].median()
     if ratio <= 1 - LEFT_OUT:
-        says += f"; the mean of recomputed / sampler's probability is {ratio:.3g}, as where a mask leaves tokens out"
-    return Onset(int(onset), f"{keys.MISMATCH} {values[onset]:.3g}, at most {before[onset]:.3g} before; {says}")
+        explanation += (
+            f"; the mean of recomputed / sampler's probability is {ratio:.3g}, as where a mask leaves tokens out"
+        )
+    return explanation
 
 
+# The sampler has drifted away if the divergence reaches this, and this many times the most of the first steps.
 DRIFTED = 0.01
 DRIFT_TIMES = 4
 
@@ -558,10 +655,11 @@ DRIFT_TIMES = 4
     heuristic=True,
 )
 def find_drifting_sampler(run: Run) -> Onset | None:
-    # Nothing is clipped, although the policy is far from the one that sampled, and farther than it was at first.
-    kl, clipped = trained(run, keys.SAMPLER_KL).align(trained(run, keys.PG_CLIPPED), join="inner")
+    # Met while nothing is clipped, although the policy is far from the one that sampled, and farther than at first.
+    kl = training_values(run, keys.SAMPLER_KL)
+    kl, clipped = kl.align(training_values(run, keys.PG_CLIPPED), join="inner")
     first = kl.iloc[:LASTING].max()
-    step = lasts((clipped == 0) & (kl >= max(DRIFTED, DRIFT_TIMES * first)))
+    step = first_lasting_step((clipped == 0) & (kl >= max(DRIFTED, DRIFT_TIMES * first)))
     evidence = f"{keys.PG_CLIPPED} 0, {keys.SAMPLER_KL} {{:.3g}}, at most {first:.3g} in its first steps"
     return onset_at(step, lambda onset: evidence.format(kl[onset]))
 
@@ -579,10 +677,11 @@ IS_EVICTED = 0.1
     heuristic=True,
 )
 def find_evicted_groups(run: Run) -> Onset | None:
-    # Old groups are those with long answers, so that what is left differs from what the policy writes.
+    # Met while at least IS_EVICTED of the prompts are dropped. Those with long answers grow old, so that the trained
+    # ones differ from what the policy writes.
     evicted = evicted_by_step(run)
     shares = evicted_shares(run)
-    step = lasts(shares >= IS_EVICTED)
+    step = first_lasting_step(shares >= IS_EVICTED)
     if step is None:
         return None
     prompts = run.record.batch.prompts
@@ -607,7 +706,7 @@ def evicted_shares(run: Run) -> pandas.Series:
 
 def _length_while_evicting(run: Run, evicted: pandas.Series) -> str:
     """Says how long the trained answers were in steps that dropped prompts and in the others; nothing if all did."""
-    lengths = trained(run, keys.LENGTH)
+    lengths = training_values(run, keys.LENGTH)
     dropping = lengths[lengths.index.isin(evicted.index[evicted > 0])]
     others = lengths[lengths.index.isin(evicted.index[evicted == 0])]
     if dropping.empty or others.empty:
@@ -615,7 +714,7 @@ def _length_while_evicting(run: Run, evicted: pandas.Series) -> str:
     return f"; {keys.LENGTH} {dropping.mean():.3g} in steps that drop some, {others.mean():.3g} in others"
 
 
-# The weights of samples from the trained policy itself have a mean of 1, and are worth all samples.
+# The weights of samples that the trained policy itself drew have a mean of 1 and are worth all samples.
 WORTH_HALF = 0.5
 
 
@@ -629,17 +728,18 @@ WORTH_HALF = 0.5
     any_of=True,
 )
 def find_collapsed_weights(run: Run) -> Onset | None:
-    # The product over a long answer is near 0 for most answers and huge for a few, which verl then cuts.
-    logged = {key: trained(run, key) for key in (keys.WEIGHTS_MEAN, keys.WEIGHTS_SAMPLE_SIZE)}
+    # Met while the weights have a mean of at most a half, or are worth at most half of the samples. The product of the
+    # ratios of a long answer is near 0 for most answers and huge for a few, which verl then cuts.
+    logged = {key: training_values(run, key) for key in (keys.WEIGHTS_MEAN, keys.WEIGHTS_SAMPLE_SIZE)}
     weights = pandas.DataFrame({key: values for key, values in logged.items() if len(values)})
     if weights.empty:
         return None
-    step = lasts((weights <= WORTH_HALF).any(axis=1))
+    step = first_lasting_step((weights <= WORTH_HALF).any(axis=1))
     return onset_at(step, lambda onset: ", ".join(f"{key} {value:.3g}" for key, value in weights.loc[onset].items()))
 
 
 def truncations(run: Run) -> dict[str, str]:
-    """Returns what cuts the sampled distribution: evidence, and the value that would not."""
+    """Returns, for each option that cuts the sampled distribution, the evidence with the value that would not."""
     sampling = run.record.sampling
     cuts: dict[str, str] = {}
     if is_number(sampling.top_p) and sampling.top_p < 1:
@@ -663,7 +763,7 @@ def sample_whole(run: Run) -> str:
     voids=(MISMATCH,),
 )
 def find_truncated_sampling(run: Run) -> Onset | None:
-    # The loss's probabilities are of the whole distribution.
+    # Met where the sampler leaves out tokens, while the loss's probabilities are those of the whole distribution.
     cuts = truncations(run)
     steps = run.log.index[run.log.index > 0]
     if not cuts or not len(steps):
@@ -673,6 +773,7 @@ def find_truncated_sampling(run: Run) -> Onset | None:
 
 # --- Gradient, reward and answers ------------------------------------------------------------------------------------
 
+# A gradient norm explodes at this many times the median of all steps before, of which there are at least so many.
 EXPLOSION = 100.0
 STEPS_BEFORE = 5
 
@@ -680,11 +781,11 @@ STEPS_BEFORE = 5
 @rule("gradient explosion", Kind.TREND, reads=(keys.GRADIENT_NORM,), link="docs/reading.md#rules", heuristic=True)
 def find_gradient_explosion(run: Run) -> Onset | None:
     """Lower actor.optim.lr."""
-    # It is far above its median before: healthy runs of docs/results/small_runs.md stay below 20 times theirs.
-    values = trained(run, keys.GRADIENT_NORM)
+    # Met by a step far above the median before: healthy runs of docs/results/small_runs.md stay below 20 times theirs.
+    values = training_values(run, keys.GRADIENT_NORM)
     before = values.expanding(STEPS_BEFORE).median().shift()
-    wide = values.index[(before > 0) & (values > EXPLOSION * before)]
-    step = wide[0] if len(wide) else None
+    has_exploded = (before > 0) & (values > EXPLOSION * before)
+    step = has_exploded.idxmax() if has_exploded.any() else None
     return onset_at(step, lambda onset: f"{keys.GRADIENT_NORM} {values[onset]:.3g}, median before {before[onset]:.3g}")
 
 
@@ -697,8 +798,8 @@ def find_gradient_explosion(run: Run) -> Onset | None:
     heuristic=True,
 )
 def find_reward_collapse(run: Run) -> Onset | None:
-    # The report's own definition of a collapse.
-    values = trained(run, keys.REWARD)
+    # Met by a collapse as the report defines it.
+    values = training_values(run, keys.REWARD)
     place = collapse(values.to_numpy())
     if place is None:
         return None
@@ -707,9 +808,11 @@ def find_reward_collapse(run: Run) -> Onset | None:
 
 
 def _fall_of_reward(values: pandas.Series, place: int, kept: float) -> str:
-    """Says what the reward was before and from the place on at which its level changed.
+    """Returns the evidence of a fall: what the reward was before it, and from it on.
 
     Args:
+        values: the reward by step.
+        place: the place in `values` at which the level changed.
         kept: the part of its best that the reward fell below.
     """
     since = values.iloc[place : place + level_steps(len(values))]
@@ -717,7 +820,7 @@ def _fall_of_reward(values: pandas.Series, place: int, kept: float) -> str:
     evidence = f"{keys.REWARD} {since.mean():.3g} on average over {len(since)} steps, at most {best:.3g} before"
     if values.min() < 0:
         return evidence
-    evidence += halved(values, best, int(values.index[place]))
+    evidence += say_when_halved(values, best, int(values.index[place]))
     # Of a slow fall, the steps after its middle don't show how far it went.
     if since.mean() >= kept * best:
         lowest = values.iloc[place:].rolling(len(since)).mean().min()
@@ -738,8 +841,9 @@ KEPT_HELD_OUT = 0.9
     heuristic=True,
 )
 def find_reward_decline(run: Run) -> Onset | None:
-    # It fell for good, though not to the quarter of a collapse, and so did a held-out score, if there is one.
-    values = trained(run, keys.REWARD)
+    # Met where the reward fell for good, though not far enough for a collapse, and a held-out score, if there is one,
+    # fell too.
+    values = training_values(run, keys.REWARD)
     rewards = values.to_numpy()
     place = collapse(rewards, KEPT_REWARD)
     if place is None or collapse(rewards) is not None:
@@ -748,7 +852,7 @@ def find_reward_decline(run: Run) -> Onset | None:
     best = values.rolling(level_steps(len(values))).mean().max() - lowest
     if last_level(rewards) - lowest >= KEPT_REWARD * best:
         return None
-    validations = {key: run.values(key) for key in matching(run.log, keys.VALIDATIONS)}
+    validations = {key: run.values(key) for key in fnmatch.filter(run.log, keys.VALIDATIONS)}
     validated = {key: scores for key, scores in validations.items() if len(scores) > 1}
     fallen = [key for key, scores in validated.items() if scores.iloc[-1] < KEPT_HELD_OUT * scores.max()]
     # Of harder prompts, say, only the training reward falls.
@@ -762,6 +866,7 @@ def find_reward_decline(run: Run) -> Onset | None:
     return Onset(int(values.index[place]), evidence)
 
 
+# The share of cut answers from which they are a finding.
 ARE_CUT = 0.25
 # Answers of fewer tokens than this may all be equally long without a limit.
 LEAST_LIMIT = 64
@@ -777,16 +882,20 @@ LEAST_LIMIT = 64
 )
 def find_cut_responses(run: Run) -> Onset | None:
     """Raise data.max_response_length."""
+    # Met while ARE_CUT of the answers or more end because they are as long as they may be.
     key = keys.CUT
-    values = trained(run, keys.CUT)
+    values = training_values(run, key)
     if values.empty:
-        # verl counts responses as long as the batch's longest, which are cut where that is as long as may be.
+        # Without the plugin, verl's count of responses as long as the batch's longest serves, in steps whose longest
+        # response is as long as it may be.
         key = keys.AS_LONG_AS_LONGEST
-        longest = trained(run, keys.LONGEST)
+        longest = training_values(run, keys.LONGEST)
         limit = response_limit(run)
-        values = trained(run, key)
+        values = training_values(run, key)
         values = values.where(longest.reindex(values.index) >= limit, 0.0)
-    return onset_at(lasts(values >= ARE_CUT), lambda onset: f"{key} {values[onset]:.3g}, at most {values.max():.3g}")
+    return onset_at(
+        first_lasting_step(values >= ARE_CUT), lambda onset: f"{key} {values[onset]:.3g}, at most {values.max():.3g}"
+    )
 
 
 def response_limit(run: Run) -> float:
@@ -794,12 +903,13 @@ def response_limit(run: Run) -> float:
     limit = run.record.limits.response
     if isinstance(limit, int):
         return limit
-    # So many responses of exactly the greatest length of a whole log are cut there.
-    longest = trained(run, keys.LONGEST).max()
+    # Without a configuration, the longest response of the whole log is taken for the limit, unless it is short.
+    longest = training_values(run, keys.LONGEST).max()
     return float(longest) if longest >= LEAST_LIMIT else numpy.inf
 
 
-# Trained tokens for each character that validation writes, as a share of what they were at the first validation.
+# Trained answers are short if they have less than this part of the tokens for each character that validation writes, as
+# compared with the first validation.
 KEPT_LENGTH = 0.8
 FEWEST_VALIDATIONS = 3
 
@@ -815,21 +925,20 @@ def find_short_training(run: Run) -> Onset | None:
     """Find out what drops long answers between sampling and training: training/off_policy/evicted_samples, rejection,
     failed rollouts, or a limit of time.
     """
-    # The policy writes longer answers, but what it is trained on does not follow. Characters are not tokens, but
-    # how many characters a token has hardly changes in a run.
+    # Met from a validation on after which trained answers stay short beside what the policy writes there. Characters
+    # are not tokens, but how many characters a token has hardly changes in a run.
     written = {validation.step: validation.length for validation in run.held_out if numpy.isfinite(validation.length)}
-    lengths = trained(run, keys.LENGTH)
+    lengths = training_values(run, keys.LENGTH)
     if len(written) < FEWEST_VALIDATIONS or len(lengths) < LASTING:
         return None
     around = {step: _length_around(lengths, step) for step in written}
     first = min(written)
     kept = pandas.Series({step: around[step] / around[first] * written[first] / written[step] for step in written})
     short = kept.sort_index() < KEPT_LENGTH
-    # From its onset on, to the end of the log.
-    ends = short[::-1].cummin()[::-1]
-    if ends.sum() < 2:
+    stays_short = short[::-1].cummin()[::-1]
+    if stays_short.sum() < 2:
         return None
-    onset = int(ends.idxmax())
+    onset = int(stays_short.idxmax())
     wrote = f"validation's answers {written[onset]:.4g} characters, {written[first]:.4g} in step {first}"
     return Onset(onset, f"{keys.LENGTH} {around[onset]:.4g}, {around[first]:.4g} around step {first}; {wrote}")
 
@@ -852,7 +961,7 @@ rule_of_limit(
     voids=(NO_SIGNAL, FEW_TEACH),
 )
 
-# Standard errors by which the training reward's mean must be higher, from the differences of neighbouring steps.
+# The training reward rises if its mean grows by this many standard errors.
 RISES = 2
 
 
@@ -865,25 +974,56 @@ RISES = 2
     voids=ADVICE_ON_TRAINING,
 )
 def find_held_out_fall(run: Run) -> Onset | None:
-    # A collapse of the validations; docs/dev/diagnosis_evidence.md counts its false alarms on made-up ones.
-    reward = trained(run, keys.REWARD)
-    for key in matching(run.log, keys.VALIDATIONS):
-        values = run.values(key)
-        place = collapse(values.to_numpy(), KEPT_HELD_OUT)
+    # Met by a validation whose score falls like a collapse, while the training reward is higher than around its best.
+    # docs/dev/diagnosis_evidence.md counts the false alarms on made-up logs.
+    reward = training_values(run, keys.REWARD)
+    for key in fnmatch.filter(run.log, keys.VALIDATIONS):
+        scores = run.values(key)
+        place = collapse(scores.to_numpy(), KEPT_HELD_OUT)
         if place is None:
             continue
-        best = values.iloc[:place].idxmax()
-        since_fall = values.iloc[place:]
-        low = since_fall[since_fall < KEPT_HELD_OUT * values[best]]
-        fell = low.index[0] if len(low) else numpy.inf
-        before = reward.loc[: fell - 1]
-        since = reward.loc[fell:]
-        # Steps around the best score: a mean from the first step on has the climb of the start.
-        width = max(LASTING, len(reward) // PART)
-        around = before.iloc[max(0, before.index.searchsorted(best) - width // 2) :][:width]
-        error = reward.diff().std() / 2**0.5 * (1 / max(len(around), 1) + 1 / max(len(since), 1)) ** 0.5
-        if since.mean() - around.mean() > RISES * error:
-            steps = f"in steps {around.index[0]} to {around.index[-1]}"
-            what = f"{key} {low.iloc[0]:.3g}, in step {best} {values[best]:.3g}; {keys.REWARD} on average "
-            return Onset(int(fell), f"{what}{around.mean():.3g} {steps}, {since.mean():.3g} since")
+        best_step = scores.iloc[:place].idxmax()
+        best = scores[best_step]
+        since_fall = scores.iloc[place:]
+        low = since_fall[since_fall < KEPT_HELD_OUT * best]
+        # The means over some validations fell: no single one of them need be low.
+        if low.empty:
+            continue
+        fell_at = int(low.index[0])
+        around_best = _steps_around(reward.loc[: fell_at - 1], best_step, len(reward))
+        since = reward.loc[fell_at:]
+        if since.mean() - around_best.mean() > RISES * _error_of_difference(reward, len(around_best), len(since)):
+            evidence = (
+                f"{key} {low.iloc[0]:.3g}, in step {best_step} {best:.3g}; {keys.REWARD} on average "
+                f"{around_best.mean():.3g} in steps {around_best.index[0]} to {around_best.index[-1]}, "
+                f"{since.mean():.3g} since"
+            )
+            return Onset(fell_at, evidence)
     return None
+
+
+def _steps_around(values: pandas.Series, step: int, log_steps: int) -> pandas.Series:
+    """Returns the values of as many steps around a step as a level is taken over.
+
+    A mean from the first step on would have the climb of the start in it.
+
+    Args:
+        values: a metric by step.
+        step: the step in the middle, if there are as many before and after it.
+        log_steps: how many steps the whole log has, of which a level is a part.
+    """
+    width = max(LASTING, log_steps // PART)
+    middle = values.index.searchsorted(step)
+    begin = max(0, middle - width // 2)
+    return values.iloc[begin : begin + width]
+
+
+def _error_of_difference(values: pandas.Series, first_steps: int, second_steps: int) -> float:
+    """Returns the standard error of the difference of two means over steps, from how much neighbouring steps differ.
+
+    Args:
+        values: a metric by step.
+        first_steps, second_steps: over how many of its steps each mean is taken.
+    """
+    deviation = values.diff().std() / 2**0.5
+    return deviation * (1 / max(first_steps, 1) + 1 / max(second_steps, 1)) ** 0.5

@@ -10,40 +10,48 @@ from numpy.lib.stride_tricks import sliding_window_view
 from verl_clipx.analysis.runs import keys
 
 LASTING = 3
+"""A jump stays if this many steps in a row lie outside the range of the steps before it."""
+
 FEWEST = 5
 MOST = 10
-"""A value jumped and stayed if for three steps it lies beyond all of the 5 to 10 before. In a log of more than 300
-steps it is a hundredth of them, and longer windows are tried too, up to a tenth: a slow change shows only there."""
+"""That range is of the last 10 steps, or, at the beginning of a log, of 5 at the least.
+
+A log of more than 300 steps is also searched for slower changes, which only longer windows show. There a jump must stay
+for a hundredth of the steps, and for twice as many up to a tenth; the range grows in proportion."""
 
 AT_ONCE = 2.0
 ON_THE_WAY = 4.0
-"""So many widths of that range it lies beyond it, at once or after as many steps on the way as it must last: a
-trend widens the range that it leaves. Chosen on the healthy logs of docs/dev/diagnosis_evidence.md."""
+"""A jump goes beyond the range by this many of the range's own widths: by 2 if it comes from one step to the next, by 4
+if it takes as many steps on the way as it must stay. For a trend leaves a range that it has widened itself. Both were
+chosen on the healthy logs of docs/dev/diagnosis_evidence.md."""
 
 PART = 0.25
-"""The medians before and after differ by at least this part of the greater: less changes no decision."""
+"""The medians before and after a jump differ by at least this part of the larger one: less changes no decision."""
 
 FOURFOLD = 4.0
 WITHIN = 15
-"""A value rose fourfold if three in a row lie at or above four times the highest of 5, within the 15 after them."""
+"""A value rose fourfold if three steps in a row lie at or above four times the highest of 5 steps, and follow these
+within 15 steps."""
 
 SPIKE = 3.0
-"""It spiked if a step reaches three times the greatest size of all before, at least 5: less is usual in the runs of the
-table reversal that are not among the healthy logs, on which this was fixed. What begins what stays is no spike."""
+"""A spike is a step that reaches three times the largest size of all steps before it, of which there are at least 5.
+
+The runs of docs/results/reversal.md that are not among the healthy logs often have smaller ones; the size was fixed on
+them. The beginning of a change that stays is no spike."""
 
 ROUNDING = 1e-5
-"""Rises and spikes to less than this are not looked at: so much may be left by rounding."""
+"""A rise or a spike to less than this is not reported: rounding may leave as much."""
 
 OF_EITHER_SIGN = 0.1
 """A value goes around 0 if at least this part of its steps has the rarer sign, as the loss has. Its multiples say
-nothing, so it neither rises nor spikes, and a few steps near 0 are no range that a level could leave."""
+nothing, so it neither rises nor spikes, and a few steps near 0 are no range that a jump could leave."""
 
 ABOVE_NOISE = 4.0
-"""A jump of a value that goes around 0 is this many standard deviations, by the differences of neighbouring steps."""
+"""A jump of a value that goes around 0 is at least this many standard deviations of its noise."""
 
 SOUGHT = f"jumped and stayed, rose fourfold within {WITHIN} logged steps, or spiked to {SPIKE:g} times all before"
 
-# So many steps, and so many values of each, are printed.
+# The report names this many steps at most, and this many metrics of each.
 SHOWN_STEPS = 6
 SHOWN = 3
 
@@ -55,11 +63,11 @@ class Change(NamedTuple):
     """A metric that left its range, for good or in a spike.
 
     Args:
-        key: of the metric.
-        step: the first one outside its range.
-        before: the level before; before a spike, the greatest size of any earlier value.
-        after: the furthest afterwards, or the spike.
-        stays: whether it stayed there; False for a spike.
+        key: the metric's key.
+        step: the first step outside its range.
+        before: the level before that step; of a spike, the largest size of any earlier value.
+        after: the level afterwards that is furthest from the one before; of a spike, the spike itself.
+        stays: whether the metric stayed outside; False for a spike.
     """
 
     key: str
@@ -75,11 +83,15 @@ def is_clock(key: str) -> bool:
 
 
 def changes(log: pandas.DataFrame, *, jumps_only: bool = False) -> list[Change]:
-    """Returns each metric's first change and first spike before it, by step; in a step those that a page draws first.
+    """Returns the first change of each metric, and its first spike if that comes before the change.
 
     Args:
         log: a row a step, a column a metric; values that are not finite are left out.
-        jumps_only: for what may have either sign, whose multiples say nothing.
+        jumps_only: whether to look for jumps alone, as in differences of metrics: they may have either sign, so that
+            their multiples say nothing.
+
+    Returns:
+        The changes by step. Of one step, those metrics come first that have a figure on the page.
     """
     by_metric: list[Change] = []
     for key in log:
@@ -113,13 +125,15 @@ def step_lines(ordered_changes: Iterable[Change]) -> list[str]:
     """Returns a line for each of the first steps with changes."""
     steps: dict[int, list[str]] = {}
     for change in ordered_changes:
-        once = "" if change.stays else " (a spike)"
-        steps.setdefault(change.step, []).append(f"{change.key} {change.before:.3g} → {change.after:.3g}{once}")
+        text = f"{change.key} {change.before:.3g} → {change.after:.3g}"
+        if not change.stays:
+            text += " (a spike)"
+        steps.setdefault(change.step, []).append(text)
     return [f"  step {step}: {list_first(texts)}" for step, texts in steps.items()][:SHOWN_STEPS]
 
 
 def list_first(texts: list[str]) -> str:
-    """Returns the first of some texts, and how many more there are."""
+    """Returns a sentence's part with the first of some texts, and how many more there are."""
     shown = texts[:SHOWN]
     if len(texts) > SHOWN:
         shown.append(f"and {len(texts) - SHOWN} more")
@@ -127,77 +141,110 @@ def list_first(texts: list[str]) -> str:
 
 
 def _spikes(key: str, values: pandas.Series) -> Iterator[Change]:
-    """Yields the first step that reaches a multiple of all before."""
-    highest = values.abs().cummax().shift()[FEWEST:]
+    """Yields a metric's first spike, if it has one."""
+    largest_before = values.abs().cummax().shift()[FEWEST:]
     later = values[FEWEST:]
-    spiked = later.index[(highest > 0) & (later >= SPIKE * highest) & (later >= ROUNDING)]
-    if len(spiked):
-        step = spiked[0]
-        yield Change(key, step=int(step), before=float(highest[step]), after=float(later[step]), stays=False)
+    is_spike = (largest_before > 0) & (later >= SPIKE * largest_before) & (later >= ROUNDING)
+    if is_spike.any():
+        step = is_spike.idxmax()
+        yield Change(key, step=int(step), before=float(largest_before[step]), after=float(later[step]), stays=False)
 
 
 def _rises(key: str, values: pandas.Series) -> Iterator[Change]:
-    """Yields the first rise, if any, to FOURFOLD times the level before.
+    """Yields a metric's first rise to FOURFOLD times an earlier level, if there is one.
 
-    The level is the highest of FEWEST steps, the lowest such within WITHIN steps. The rise is dated to the step after
-    the last one at that level.
+    A level is the largest size in FEWEST steps in a row. A step is compared with the lowest of the levels that end
+    shortly before it: so many steps before that it and the LASTING - 1 steps after it lie within WITHIN steps of the
+    level. The rise is dated to the step after the last one at or below that level.
     """
-    highest_before = values.abs().rolling(FEWEST).max().shift()
+    level_before = values.abs().rolling(FEWEST).max().shift()
+    # A level of 0 has no multiples.
+    level_before = level_before.where(level_before > 0)
+    lowest_level = level_before.rolling(WITHIN - LASTING + 1, min_periods=1).min()
     lowest_from_here = values[::-1].rolling(LASTING).min()[::-1]
-    levels = highest_before.where(highest_before > 0).rolling(WITHIN - LASTING + 1, min_periods=1).min()
-    risen = values.index[(lowest_from_here >= FOURFOLD * levels) & (lowest_from_here >= ROUNDING)]
-    if len(risen):
-        level = levels[risen[0]]
-        last_low = numpy.flatnonzero(values.loc[: risen[0]] <= level)[-1]
-        furthest = values.loc[risen[0] :].rolling(LASTING).median().max()
-        yield Change(key, step=int(values.index[last_low + 1]), before=float(level), after=float(furthest))
+    has_risen = (lowest_from_here >= FOURFOLD * lowest_level) & (lowest_from_here >= ROUNDING)
+    if has_risen.any():
+        risen_at = has_risen.idxmax()
+        level = lowest_level[risen_at]
+        last_low_place = numpy.flatnonzero(values.loc[:risen_at] <= level)[-1]
+        highest_after = values.loc[risen_at:].rolling(LASTING).median().max()
+        yield Change(
+            key,
+            step=int(values.index[last_low_place + 1]),
+            before=float(level),
+            after=float(highest_after),
+        )
 
 
 def _jumps(key: str, values: pandas.Series) -> Iterator[Change]:
-    """Yields the changes that last, each the first one over windows of one length."""
-    least_change = _noise_around_zero(key, values)
+    """Yields a metric's jumps that stay: of each length of windows the first at once and the first over some steps."""
+    if values.empty:
+        return
+    least_change = _least_jump_around_zero(key, values)
     lasting = max(LASTING, len(values) // 100)
     longest = max(LASTING, len(values) // 10)
-    while len(values) and lasting <= longest:
-        yield from _changes_over(key, values, lasting, least_change)
+    while lasting <= longest:
+        at_once = _first_jump(key, values, lasting, least_change, steps_on_way=0, least_widths=AT_ONCE)
+        if at_once is not None:
+            yield at_once
+        in_steps = _first_jump(key, values, lasting, least_change, steps_on_way=lasting, least_widths=ON_THE_WAY)
+        if in_steps is not None:
+            yield in_steps
         lasting *= 2
 
 
-def _noise_around_zero(key: str, values: pandas.Series) -> float:
-    """Returns what a jump of a value around 0 must exceed, 0 for other values, whose own size is their measure."""
+def _least_jump_around_zero(key: str, values: pandas.Series) -> float:
+    """Returns the least jump of a metric that goes around 0; 0 for other metrics, whose own size is their measure."""
     if not goes_around_zero(key, values):
         return 0.0
     # With normal noise, neighbours differ by 2 / sqrt(pi) standard deviations on average.
     return float(ABOVE_NOISE * values.diff().abs().mean() * numpy.sqrt(numpy.pi) / 2)
 
 
-def _changes_over(key: str, values: pandas.Series, lasting: int, least_change: float) -> Iterator[Change]:
-    """Yields the first change that lasts for so many steps: one at once, and one that is as many steps on the way."""
+def _first_jump(
+    key: str, values: pandas.Series, lasting: int, least_change: float, *, steps_on_way: int, least_widths: float
+) -> Change | None:
+    """Returns the first jump of a metric out of the range of the steps before it; None if there is none.
+
+    The log is cut at each of its steps into the steps of the range, those on the way, and the steps that follow, of
+    which as many as the jump must last all lie above the range, or all below it.
+
+    Args:
+        key: the metric's key.
+        values: its finite values by step.
+        lasting: how many steps the jump must last. The range is of MOST / LASTING times as many, and at the beginning
+            of a log of FEWEST / LASTING times as many at the least.
+        least_change: how much the medians before and after must differ, whatever their size.
+        steps_on_way: how many steps may lie on the way, neither in the range nor among those that follow.
+        least_widths: how far beyond the range the steps that follow must lie, in widths of the range.
+    """
     numbers = values.to_numpy(float)
-    most = MOST * lasting // LASTING
-    fewest = FEWEST * lasting // LASTING
-    # Of each step the window that ends there, and the one that begins there; NaN where they have too few steps.
-    before = values.rolling(most, min_periods=fewest)
-    after = values[::-1].rolling(lasting)
-    least = after.min()[::-1]
-    greatest = after.max()[::-1]
-    for way, widths in ((0, AT_ONCE), (lasting, ON_THE_WAY)):
-        low = before.min().shift(1 + way).to_numpy()
-        high = before.max().shift(1 + way).to_numpy()
-        width = high - low
-        beyond = numpy.maximum(least - high, low - greatest)
-        for place in numpy.flatnonzero((beyond > 0) & (beyond >= widths * width)):
-            left = place - way
-            level = float(numpy.median(numbers[max(0, left - most) : left]))
-            later = numpy.median(sliding_window_view(numbers[place:], lasting), axis=1)
-            change = abs(later[0] - level)
-            if change < max(least_change, PART * max(abs(level), abs(later[0]))):
-                continue
-            near = (numbers[left:place] >= low[place] - width[place]) & (
-                numbers[left:place] <= high[place] + width[place]
-            )
-            if near.any():
-                left += int(numpy.flatnonzero(near)[-1]) + 1
-            furthest = later[numpy.abs(later - level).argmax()]
-            yield Change(key, step=int(values.index[left]), before=level, after=float(furthest))
-            break
+    range_steps = MOST * lasting // LASTING
+    least_range_steps = FEWEST * lasting // LASTING
+    # At each place the range of the steps before the way that leads to it; NaN where there are too few of them.
+    steps_before = values.rolling(range_steps, min_periods=least_range_steps)
+    low = steps_before.min().shift(1 + steps_on_way).to_numpy()
+    high = steps_before.max().shift(1 + steps_on_way).to_numpy()
+    width = high - low
+    # At each place the lowest and the highest of the steps that begin there; NaN where the log ends before.
+    steps_after = values[::-1].rolling(lasting)
+    lowest_after = steps_after.min()[::-1].to_numpy()
+    highest_after = steps_after.max()[::-1].to_numpy()
+    # How far all these steps lie above the range, or below it; negative where some lie within.
+    distance = numpy.maximum(lowest_after - high, low - highest_after)
+    for place in numpy.flatnonzero((distance > 0) & (distance >= least_widths * width)):
+        way_begins = place - steps_on_way
+        level_before = float(numpy.median(numbers[max(0, way_begins - range_steps) : way_begins]))
+        levels_after = numpy.median(sliding_window_view(numbers[place:], lasting), axis=1)
+        larger_level = max(abs(level_before), abs(levels_after[0]))
+        if abs(levels_after[0] - level_before) < max(least_change, PART * larger_level):
+            continue
+        # The jump begins after the last step on the way that is still within a width of the range.
+        on_way = numbers[way_begins:place]
+        is_near = (on_way >= low[place] - width[place]) & (on_way <= high[place] + width[place])
+        onset = way_begins
+        if is_near.any():
+            onset += int(numpy.flatnonzero(is_near)[-1]) + 1
+        furthest_level = levels_after[numpy.abs(levels_after - level_before).argmax()]
+        return Change(key, step=int(values.index[onset]), before=level_before, after=float(furthest_level))
+    return None
