@@ -122,7 +122,7 @@ def kept_runs(folder: Path) -> dict[Path, Run]:
     runs: dict[Path, Run] = {}
     for path in sorted(folder.glob("*.jsonl.gz")):
         kept = RunFolder(path)
-        run = run_of(table_of(kept.rows), kept.record.get("configuration", {}), path.name)
+        run = run_of(table_of(kept.rows), kept.record_content.get("configuration", {}), path.name)
         runs[path] = replace(run, not_finite=not_finite_in(kept.rows))
     return runs
 
@@ -148,7 +148,7 @@ def entropy_fell(run: Run) -> int | None:
 
 def try_rules(path: Path, run: Run) -> Trial:
     """What the rules say of a run of benchmarks/known_faults.py, beside what that page expected."""
-    record = RunFolder(path).record
+    record = RunFolder(path).record_content
     onsets = {one.rule.name: one.onset.step for one in diagnose(run)}
     expected, since = record["expected"], record["since"]
     if expected and since is None:
@@ -268,7 +268,7 @@ def healthy_runs() -> list[Run]:
     """All healthy logs: those that thresholds were fixed on, and those kept apart."""
     runs = [run for (preset, _), run in fixed_on().items() if preset != COLLAPSED]
     runs += controls()
-    return runs + [run for path, run in known_faults().items() if not RunFolder(path).record["expected"]]
+    return runs + [run for path, run in known_faults().items() if not RunFolder(path).record_content["expected"]]
 
 
 def counted(rows: list[tuple[str, list[bool]]]) -> str:
@@ -288,7 +288,10 @@ def runs_with_floor() -> list[Run]:
     """
     configurations = read_configurations(WITH_FLOOR)
     folders = [RunFolder(path) for path in sorted((WITH_FLOOR / "tuning").rglob("*.jsonl.gz"))]
-    runs = [run_of(table_of(kept.rows), configurations[kept.record["config_hash"]], kept.path.name) for kept in folders]
+    runs = [
+        run_of(table_of(kept.rows), configurations[kept.record_content["config_hash"]], kept.path.name)
+        for kept in folders
+    ]
     return [run for run in runs if len(clipped_by_step(run))]
 
 
@@ -344,7 +347,7 @@ def timeline_table() -> str:
     for run in [*healthy, *others]:
         by_setting.setdefault(run.name.rpartition("-seed")[0], []).append(run)
     pairs = [pair for runs in by_setting.values() for pair in itertools.combinations(runs, 2)]
-    kept = [(RunFolder(path).record, run) for path, run in kept_runs(FAULTS).items()]
+    kept = [(RunFolder(path).record_content, run) for path, run in kept_runs(FAULTS).items()]
     of_seed = {record["seed"]: run for record, run in kept if record["name"] == "healthy_grpo_4"}
     seen = [_seen(record, run, of_seed[record["seed"]]) for record, run in kept if record["name"] in TRIGGERS]
     first, trigger, sooner, exactly = (list(flags) for flags in zip(*seen, strict=True))

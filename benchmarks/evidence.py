@@ -157,7 +157,7 @@ Outcomes = Mapping[Wanted, float]
 def read_kept(path: Path) -> tuple[Wanted, dict[str, Any], dict[int, Mapping[str, float]]]:
     """A kept run, its record and its metrics by step."""
     run = RunFolder(path)
-    return Wanted(*(run.record[key] for key in Wanted._fields)), run.record, run.metrics
+    return Wanted(*(run.record_content[key] for key in Wanted._fields)), run.record_content, run.metrics
 
 
 def outcomes_in(protocol: Protocol, runs: Path) -> dict[Wanted, float]:

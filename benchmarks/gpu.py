@@ -138,7 +138,9 @@ def left_in(folder: Path) -> dict[str, Any]:
         rewards = {run.path.name: [step[key] for step in run.metrics.values() if key in step] for run in trained}
         left["figures"] = {"rewards": rewards}
         left["runs"] = [
-            shape_of(OmegaConf.create(nested(run.record["configuration"]))) for run in trained if run.record
+            shape_of(OmegaConf.create(nested(run.record_content["configuration"])))
+            for run in trained
+            if run.record_content
         ]
     return left
 

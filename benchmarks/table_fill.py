@@ -106,10 +106,10 @@ def make_run(path: Path, preset: str, seed: int, steps: int | None = None) -> No
         **describe(config),
     }
     other = next((RunFolder(beside) for beside in sorted(path.parent.glob(f"*{KEPT}"))), None)
-    if other is not None and other.record["policy"] != record["policy"]:
+    if other is not None and other.record_content["policy"] != record["policy"]:
         raise ValueError(
             f"{record['started_from']}: {record['policy'][:12]} is not the policy of {other.path}, "
-            f"{other.record['policy'][:12]}: seeds of one table start from one. Give --runs a folder of its own"
+            f"{other.record_content['policy'][:12]}: seeds of one table start from one. Give --runs a folder of its own"
         )
     train_and_keep(path, config, record, lambda data: {key: data[key] for key in METRICS if key in data})
 

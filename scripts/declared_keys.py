@@ -21,7 +21,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.analysis.runs.sameness import value_of
+from verl_clipx.analysis.runs.sameness import resolve_value
 from verl_clipx.losses.base.parameters import NODE
 from verl_clipx.losses.configs_folder import configs_folder
 from verl_clipx.losses.methods import METHODS
@@ -91,11 +91,11 @@ def defaults_in(config: DictConfig) -> Iterator[tuple[str, Any]]:
     for key, text in leaves.items():
         if key.startswith(keys.OF_THE_PLUGIN):
             continue
-        value = value_of(config, key, text)
+        value = resolve_value(config, key, text)
         if OmegaConf.is_dict(value):
             # Of a node that is a copy of another one.
             parts = keys.flat(OmegaConf.to_container(value))
-            yield from ((f"{key}.{part}", value_of(value, part, default)) for part, default in parts.items())
+            yield from ((f"{key}.{part}", resolve_value(value, part, default)) for part, default in parts.items())
         elif not OmegaConf.is_config(value):
             yield key, value
         if key.endswith("._target_") and str(text).startswith("verl."):

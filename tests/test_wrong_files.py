@@ -272,7 +272,7 @@ KEPT_DAMAGED = {
     "null for a hash": (lambda head, rest: packed(head | {"config_hash": None}, rest), "config_hash is None"),
     "no seed": (lambda head, rest: packed({"commit": "a", "config_hash": "b"}, rest), "it has no seed"),
     "a text for a seed": (lambda head, rest: packed(head | {"seed": "one"}, rest), "seed is one"),
-    "a list for the first line": (lambda head, rest: packed([], rest), "a gzip file, but not an archived run"),
+    "a list for the first line": (lambda head, rest: packed([], rest), "a gzip file, but not a kept run"),
     "no steps": (lambda head, rest: packed(head, b""), "the run has not logged its first step yet"),
     "cut off": (lambda head, rest: packed(head, rest)[:200], "cannot be unpacked"),
     "empty": (lambda head, rest: b"", "config_hash"),

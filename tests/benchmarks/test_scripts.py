@@ -64,7 +64,7 @@ def test_table_fill_keeps_a_run(start, tmp_path):
     row = ("--row", "GRPO, 4 updates", "--seed", "1")
     start("table_fill", "reversal", "--runs", tmp_path, "--data", start.data, *row, "--steps", "1")
     run = RunFolder(tmp_path / "reversal/grpo_4-seed1.jsonl.gz")
-    assert [*run.metrics] == [1] and run.record["steps"] == 1
+    assert [*run.metrics] == [1] and run.record_content["steps"] == 1
     assert run.metrics[1]["actor/grad_norm"] > 0
 
 
@@ -72,7 +72,7 @@ def test_known_faults_plants_a_fault_between_two_batches(start, tmp_path):
     start("known_faults", tmp_path, "--name", "no_reward", "--steps", "2")
     run = RunFolder(tmp_path / "no_reward-seed31.jsonl.gz")
     rewards = [step["critic/score/mean"] for step in run.metrics.values()]
-    assert run.record["since"] == 2 and rewards[0] > 0 == rewards[1]
+    assert run.record_content["since"] == 2 and rewards[0] > 0 == rewards[1]
 
 
 # Four trainings; tests/analysis/certify holds each question on made-up runs.

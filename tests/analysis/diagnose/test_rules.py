@@ -369,7 +369,7 @@ REPLACED |= dict.fromkeys(("clipx.clip_high=100", "clipx.clip_high=1000000.0"), 
 
 
 def test_the_logs_have_the_faults_that_were_declared():
-    records = [RunFolder(path).record for path in counting.known_faults()]
+    records = [RunFolder(path).record_content for path in counting.known_faults()]
     assert {record["name"] for record in records} == {*known_faults.SETTINGS}
     for record in records:
         setting = known_faults.SETTINGS[record["name"]]

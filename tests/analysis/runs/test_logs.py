@@ -307,7 +307,7 @@ NOISE = gzip.compress(b"\x00\x80" * 99, mtime=0)
             ({"a.csv": b'Step,a - actor/entropy\n"%s",1\n' % step.encode()}, f"a.csv: '{step}' is not a training step")
             for step in ("1e300", "1.5", "1,000")
         ),
-        *(({name: NOISE}, f"{name}: a gzip file, but not an archived run") for name in ("a.log", "a.csv")),
+        *(({name: NOISE}, f"{name}: a gzip file, but not a kept run") for name in ("a.log", "a.csv")),
         *(
             ({name: content}, f"{name}: a gzip file that cannot be unpacked")
             for name, content in {
@@ -352,6 +352,21 @@ def test_a_kept_run_is_read_with_its_header(tmp_path, packed):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("logger", ["tensorboard", "wandb"])
+def test_a_folder_of_another_logger_has_the_metrics_and_the_last_step_of_its_log(tmp_path, logger):
+    if logger == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
+
+        with SummaryWriter(str(tmp_path)) as writer:
+            writer.add_scalar("actor/entropy", 0.5, 1)
+            writer.add_scalar("actor/entropy", 0.25, 2)
+    else:
+        (tmp_path / "panel.csv").write_text("Step,mine - actor/entropy\n1,0.5\n2,0.25\n")
+    files = RunFolder(tmp_path)
+    assert files.metrics == files.rows == {1: {"actor/entropy": 0.5}, 2: {"actor/entropy": 0.25}}
+    assert files.last_step == 2
+
+
 def test_a_second_run_in_tensorboards_folder_is_read_alone(tmp_path):
     from torch.utils.tensorboard import SummaryWriter
 

@@ -33,7 +33,7 @@ def name_sources(run: Run) -> str:
 
 def explain_skipped(run: Run) -> str:
     """Says what skipped updates leave, and what to look at."""
-    the = "The" if run.fate_of_skipped == "skipped" else "If skipped, the"
+    the = "The" if run.fate_of_not_finite_updates == "skipped" else "If skipped, the"
     return f"{the} policy stayed as it was, so that such a step shows less of the method. {name_sources(run)}"
 
 

@@ -71,13 +71,13 @@ OF_NORM = {"reads": (keys.SKIPPED_UPDATES, keys.GRADIENT_NORM), "link": "docs/re
 @rule(TAKEN, Kind.FACT, about=(STRATEGY,), remedy=resume_before, **OF_NORM)
 def find_taken_updates(run: Run) -> Onset | None:
     # Met by an update whose gradient is not finite, under Megatron, where verl takes it.
-    return _not_finite_updates(run) if run.fate_of_skipped == "taken" else None
+    return _not_finite_updates(run) if run.fate_of_not_finite_updates == "taken" else None
 
 
 @rule("skipped updates", Kind.FACT, remedy=explain_skipped, **OF_NORM)
 def find_skipped_updates(run: Run) -> Onset | None:
     # Met by an update whose gradient is not finite, under every other engine, where verl skips it.
-    return _not_finite_updates(run) if run.fate_of_skipped != "taken" else None
+    return _not_finite_updates(run) if run.fate_of_not_finite_updates != "taken" else None
 
 
 def steps_with_not_finite_gradient(run: Run) -> list[int]:
@@ -112,7 +112,7 @@ def _count_not_finite_updates(run: Run, steps: list[int], trained_since: int) ->
         steps: those with such an update.
         trained_since: how many steps were trained since the first of them.
     """
-    fate = run.fate_of_skipped
+    fate = run.fate_of_not_finite_updates
     updates = run.log[keys.SKIPPED_UPDATES][steps].sum() if keys.SKIPPED_UPDATES in run.log else numpy.nan
     if not numpy.isfinite(updates):
         return f"updates {fate} in {len(steps)} of {trained_since} steps since, how many this log does not say"

@@ -13,7 +13,7 @@ import numpy
 from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.analysis.runs import keys
-from verl_clipx.analysis.runs.batches import check_batches
+from verl_clipx.analysis.runs.batches import check_fingerprints
 from verl_clipx.analysis.runs.held_out import held_out_rewards
 from verl_clipx.analysis.runs.other_logs import is_of_wandb, read_wandb, reader_of
 from verl_clipx.analysis.runs.run import Run
@@ -26,7 +26,7 @@ from verl_clipx.analysis.runs.run_log import (
     table_of,
     with_entropy,
 )
-from verl_clipx.analysis.runs.sameness import significant_values, value_of
+from verl_clipx.analysis.runs.sameness import resolve_value, significant_values
 from verl_clipx.common.files import read_config, read_json_object, read_whole_number
 from verl_clipx.run.kept_values import kept_configuration
 from verl_clipx.run.keys import OF_THE_PLUGIN, flat
@@ -50,15 +50,21 @@ class RunFolder:
 
     @cached_property
     def log(self) -> Path:
-        """The file of its log; the folder of another logger is itself a log."""
+        """The log's file; or the folder of another logger, which has no file of verl's."""
+        if not self.path.is_dir():
+            return self.path
         metrics = self.path / METRICS
-        return metrics if self.path.is_dir() and (metrics.exists() or reader_of(self.path) is None) else self.path
+        if metrics.exists() or reader_of(self.path) is None:
+            return metrics
+        return self.path
 
     @cached_property
     def _read(self) -> Log:
+        """What the log says."""
         if is_of_wandb(self.path):
             return read_wandb(self.path)
-        return (reader_of(self.log) or read_log)(self.log)
+        read = reader_of(self.log) or read_log
+        return read(self.log)
 
     @property
     def rows(self) -> Rows:
@@ -72,7 +78,7 @@ class RunFolder:
         Raises:
             ValueError: they are damaged.
         """
-        check_batches(self.log, self._read.batches)
+        check_fingerprints(self.log, self._read.batches)
         return self._read.batches
 
     @property
@@ -82,11 +88,21 @@ class RunFolder:
 
     @property
     def _is_logged(self) -> bool:
-        return is_of_wandb(self.path) or (self.log.is_file() and self.log.stat().st_size > 0)
+        """Whether there is a log with something in it; W&B and the folder of another logger have one."""
+        if is_of_wandb(self.path) or self.log.is_dir():
+            return True
+        return self.log.is_file() and self.log.stat().st_size > 0
 
     @cached_property
-    def record(self) -> Mapping[str, Any]:
-        """Reads what it wrote of itself: start, accelerators, versions, commit, configuration; empty if nothing."""
+    def record_content(self) -> Mapping[str, Any]:
+        """What the run wrote of itself, as it stands in its record, or else in its log; empty if it wrote nothing.
+
+        A record has among others its start, accelerators, versions, commit and configuration. Of a log it is the first
+        line of a kept run, or the configuration that a console or W&B shows.
+
+        Raises:
+            ValueError: the record's file is damaged.
+        """
         path = record_path(self.log)
         if path.exists():
             return read_json_object(path, {"versions": {str: str | None}}, "remove it to read the log without it")
@@ -99,15 +115,15 @@ class RunFolder:
         Raises:
             ValueError: the record is of a newer form, or damaged.
         """
-        content = self.record
-        configuration = content.get("configuration") or {}
-        composed = (self.path if self.path.is_dir() else self.log.parent) / COMPOSED
+        configuration = self.record_content.get("configuration") or {}
+        folder = self.path if self.path.is_dir() else self.log.parent
+        composed = folder / COMPOSED
         if not configuration and composed.exists():
-            configuration = resolved(read_config(composed))
-        where = record_path(self.log)
+            configuration = resolve_where_possible(read_config(composed))
+        source = record_path(self.log)
         if not isinstance(configuration, dict):
-            raise ValueError(f"{where}: its configuration is not an object; remove it to read the log without it")
-        return read_record({**content, "configuration": flat(configuration)}, str(where))
+            raise ValueError(f"{source}: its configuration is not an object; remove it to read the log without it")
+        return read_record({**self.record_content, "configuration": flat(configuration)}, str(source))
 
     @property
     def is_trained(self) -> bool:
@@ -140,10 +156,17 @@ class RunFolder:
         return read_whole_number(tracker) if tracker.exists() else None
 
 
-def resolved(config: DictConfig) -> dict[str, Any]:
-    """Returns a composed configuration's values by dotted key, as written where they don't resolve here."""
-    written = flat(OmegaConf.to_container(config))
-    return {key: value_of(config, key, text) for key, text in written.items() if not key.startswith(OF_THE_PLUGIN)}
+def resolve_where_possible(config: DictConfig) -> dict[str, Any]:
+    """Returns the values of a composed configuration by dotted key, without what the plugin itself wrote into it.
+
+    A value that does not resolve here, such as an environment variable without a default, stays as it is written.
+    """
+    written_values = flat(OmegaConf.to_container(config))
+    resolved: dict[str, Any] = {}
+    for key, written_value in written_values.items():
+        if not key.startswith(OF_THE_PLUGIN):
+            resolved[key] = resolve_value(config, key, written_value)
+    return resolved
 
 
 def read_run(path: Path) -> Run:
@@ -157,25 +180,27 @@ def read_run(path: Path) -> Run:
     log = with_entropy(table_of(files.rows))
     not_finite = not_finite_in(files.rows)
     if not any(name.startswith(keys.OF_VERL) for name in log):
-        begins = ", ".join(keys.OF_VERL)
+        prefixes = ", ".join(keys.OF_VERL)
         raise ValueError(
-            f"{files.log}: no metric begins with {begins}: not the log of a policy's training by verl. {VERL_ONLY}"
+            f"{files.log}: no metric begins with {prefixes}: not the log of a policy's training by verl. {VERL_ONLY}"
         )
-    beyond = (log.abs() > LARGEST) & numpy.isfinite(log)
-    if beyond.any(axis=None):
-        which = ", ".join(beyond.columns[beyond.any()])
-        warnings.warn(f"{files.log}: left out, since nothing can be computed with such numbers: {which}.", stacklevel=2)
-        log = log.mask(beyond)
+    is_too_large = (log.abs() > LARGEST) & numpy.isfinite(log)
+    if is_too_large.any(axis=None):
+        metrics = ", ".join(is_too_large.columns[is_too_large.any()])
+        warnings.warn(
+            f"{files.log}: left out, since nothing can be computed with such numbers: {metrics}.", stacklevel=2
+        )
+        log = log.mask(is_too_large)
     folder = path if path.is_dir() else files.log.parent
     validations = held_out_rewards(folder / VALIDATION) if path.is_dir() else []
-    if steps := [reward.step for reward in validations if reward.not_finite]:
-        not_finite[keys.HELD_OUT] = steps
-    record = files.run_record
+    steps_not_finite = [reward.step for reward in validations if reward.not_finite]
+    if steps_not_finite:
+        not_finite[keys.HELD_OUT] = steps_not_finite
     return Run(
-        files.record.get("display_name") or _name_of(path),
-        log,
-        record.configuration,
-        record,
+        name=files.record_content.get("display_name") or _name_of(path),
+        log=log,
+        configuration=files.run_record.configuration,
+        record=files.run_record,
         held_out=[reward for reward in validations if reward.by_problem],
         traces=traces_path(files.log),
         batches=files.batches,
@@ -184,21 +209,34 @@ def read_run(path: Path) -> Run:
 
 
 def _name_of(path: Path) -> str:
-    whole = path.resolve()
-    if not path.is_dir():
-        whole = whole.parent if path.name == METRICS else Path(path.name.removesuffix(".gz")).with_suffix("")
+    """Returns what a run is called that has no name of its own: its folder, or its log without the endings."""
+    if path.is_dir():
+        name = path.resolve().name
+    elif path.name == METRICS:
+        name = path.resolve().parent.name
+    else:
+        name = Path(path.name.removesuffix(".gz")).stem
     # A page is UTF-8, while a file's name may have any bytes.
-    return os.fsencode(whole.name).decode(errors="replace")
+    return os.fsencode(name).decode(errors="replace")
 
 
 def run_path(runs: Path, source: str, seed: int) -> Path:
-    """Returns the folder in which the recipes put a run; `source` is the preset, or the result of `Table.folder_of`."""
+    """Returns the folder in which the recipes put a run.
+
+    Args:
+        runs: the folder of all runs.
+        source: the run's preset, or what `Table.folder_of` returns of it.
+        seed: the run's seed.
+    """
     return runs / f"{source}-seed{seed}"
 
 
 def find_runs(runs: Path, source: str) -> list[Path]:
     """Returns a preset's runs, both folders and kept ones, in the order of their seeds."""
-    named = re.compile(rf"{re.escape(Path(source).name)}-seed(\d+)({re.escape(KEPT)})?")
-    folder = (runs / source).parent
-    seeds = {path: int(name[1]) for path in folder.glob("*") if (name := named.fullmatch(path.name))}
+    name_of_run = re.compile(rf"{re.escape(Path(source).name)}-seed(?P<seed>\d+)({re.escape(KEPT)})?")
+    seeds: dict[Path, int] = {}
+    for path in (runs / source).parent.glob("*"):
+        match = name_of_run.fullmatch(path.name)
+        if match:
+            seeds[path] = int(match["seed"])
     return sorted(seeds, key=seeds.get)

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas
 
@@ -16,22 +17,32 @@ from verl_clipx.common.files import GZIP, as_utf8, read_bytes, read_text
 
 EVENTS = "events.out.tfevents.*"
 
-# The column of the step in a panel's export and in that of a run's history, and what W&B adds to a panel's columns.
+# Columns that have the step: the first in the export of a panel, the others in that of a run's history.
 STEP_COLUMNS = ("Step", "_step", "step", "training/global_step")
-# Those that are no metric of verl's, if a table has several.
+# The columns among them that are never a metric, while training/global_step is one of verl's too.
 STEPS_ALONE = ("Step", "_step", "step")
 ONE_RUN = "Name one as wandb://entity/project/run, with the run's ID, or export each by itself."
+# What W&B adds to a panel's columns: the range of a value.
 RANGE_COLUMN = re.compile(r"__(MIN|MAX)$")
-# What pandas writes before the columns of a table, as it names it where it reads the table again.
+# The index that pandas writes before the columns of a table, by the names that it gives it when it reads the table.
 INDEX_COLUMN = re.compile(r"Unnamed: \d+(\.\d+)*|index|level_0")
-# Of a table of runs, as W&B's page and its API export it: a row a run. It names them, or has two other such columns.
+# W&B's page and its API export a table of runs, a row a run. It has this column, or two of the others.
 NAME_COLUMN = "name"
 TABLE_COLUMNS = frozenset({"id", "state", "created", "created_at", "runtime", "user", "sweep", "tags", "notes", "url"})
 
 
 def is_of_wandb(path: Path) -> bool:
-    """Returns whether a path is wandb://entity/project/run; in a path, two slashes are one."""
+    """Returns whether a path is wandb://entity/project/run, of which `Path` keeps a single slash."""
     return path.parts[:1] == ("wandb:",)
+
+
+class Scalar(NamedTuple):
+    """A value that TensorBoard logged, and when."""
+
+    time: float
+    step: int
+    metric: str
+    value: float
 
 
 Reader = Callable[[Path], Log]
@@ -41,75 +52,107 @@ Reader = Callable[[Path], Log]
 def reader_of(path: Path) -> Reader | None:
     """Returns the function that reads a log other than verl's file log; None for a file log, or if there is none."""
     if path.is_dir():
-        if next(path.rglob(EVENTS), None) is not None:
+        if any(path.rglob(EVENTS)):
             return read_tensorboard
-        return read_exports if next(path.glob("*.csv"), None) is not None else None
-    is_other = path.suffix not in (".jsonl", ".json") and path.is_file()
-    if not is_other or (content := read_bytes(path)).startswith(GZIP):
+        if any(path.glob("*.csv")):
+            return read_exports
+        return None
+    if path.suffix in (".jsonl", ".json") or not path.is_file():
+        return None
+    content = read_bytes(path)
+    if content.startswith(GZIP):
         return None
     if path.suffix == ".csv":
         return read_exports
-    # A console's output may begin with the configuration, as Python writes it.
-    return None if re.match(rb"\s*{(?!')", as_utf8(content)) else read_console
+    # A line of verl's file log begins with a brace. So may a console's output, but with the configuration as Python
+    # writes it, whose keys are in single quotes.
+    is_file_log = re.match(rb"\s*{(?!')", as_utf8(content))
+    return None if is_file_log else read_console
 
 
 def read_tensorboard(path: Path) -> Log:
-    """Returns the scalars of a TensorBoard folder, that of one run, or one above it.
+    """Returns the scalars that TensorBoard's files of a run have.
+
+    Args:
+        path: the folder that they are in, or one above it.
 
     Raises:
-        ValueError: it has the events of several runs.
+        ValueError: several folders have such files, so that there are several runs.
         ModuleNotFoundError: tensorboard, which comes with verl, is not installed.
     """
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
     folders = sorted({file.parent for file in path.rglob(EVENTS)})
     if len(folders) > 1:
-        names = ", ".join(str(one.relative_to(path)) for one in folders)
+        names = ", ".join(str(folder.relative_to(path)) for folder in folders)
         raise ValueError(f"{path}: {len(folders)} runs ({names}). Name each by its folder.")
+    # A guidance of 0 keeps every value, where TensorBoard would draw some.
     events = EventAccumulator(str(folders[0]), size_guidance={SCALARS: 0}).Reload()
-    scalars = [
-        (one.wall_time, one.step, tag, one.value) for tag in events.Tags()[SCALARS] for one in events.Scalars(tag)
+    scalars: list[Scalar] = []
+    for metric in events.Tags()[SCALARS]:
+        for event in events.Scalars(metric):
+            scalars.append(Scalar(event.wall_time, event.step, metric, float(event.value)))
+    # In the order in which they were logged: a resumed run repeats steps, of which `last_run` takes the later ones.
+    scalars.sort()
+    entries = [
+        Entry(step, {scalar.metric: scalar.value for scalar in scalars_of_step})
+        for step, scalars_of_step in itertools.groupby(scalars, key=lambda scalar: scalar.step)
     ]
-    steps = itertools.groupby(sorted(scalars), key=lambda scalar: scalar[1])
-    rows = (Entry(step, {tag: float(value) for *_, tag, value in of_step}) for step, of_step in steps)
-    return last_run(path, rows)
+    return last_run(path, entries)
 
 
 def read_exports(path: Path) -> Log:
-    """Reads W&B's exports: the CSV files, or one, of a run's panels or of its history.
+    """Reads W&B's exports of one run: its panels or its history, as CSV.
+
+    A cell that is empty or a word is no value, and one that is `NaN` is. A text that begins as a number does but is
+    none, such as 1,234.5, gives a warning, one for each metric.
+
+    Args:
+        path: a CSV file, or a folder whose CSV files are all read.
 
     Raises:
-        ValueError: a file is no table, has no column of steps, those of several runs, or a row a run.
+        ValueError: a file is no table, has no column of steps or a row a run; or the files are of several runs.
     """
     rows: Rows = {}
     runs: set[str] = set()
-    words: dict[str, str] = {}
-    for file in sorted(path.glob("*.csv")) if path.is_dir() else [path]:
+    unread: dict[str, str] = {}
+    files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
+    for file in files:
         table, step_column = read_table(file)
-        # A panel's columns are called `RUN - METRIC`.
-        runs |= {name.rpartition(" - ")[0] for name in table if name not in STEP_COLUMNS} - {""}
+        runs.update(runs_in(table))
         if len(runs) > 1:
             raise ValueError(f"{file}: {len(runs)} runs ({', '.join(sorted(runs))}). {ONE_RUN}")
         for row in table[table[step_column] != ""].to_dict("records"):
             step = step_in(file, row[step_column])
             texts = texts_by_metric(row, step_column)
-            # An empty cell or a word is no value; NaN is one.
             values = numbers_in(texts)
-            words |= {key: text for key, text in texts.items() if key not in values and text[0] in "+-.0123456789"}
             add_values(rows, step, values, file)
-    for metric, text in words.items():
-        warnings.warn(f"{path}: not a number, and ignored: {metric} {text!r:.60}", stacklevel=2)
+            for metric, text in texts.items():
+                if metric not in values and text[0] in "+-.0123456789":
+                    unread[metric] = text
+    for metric, text in unread.items():
+        warnings.warn(f"{path}: not a number, and ignored: {metric} {repr(text)[:60]}", stacklevel=2)
     return Log(rows)
 
 
+def runs_in(table: pandas.DataFrame) -> set[str]:
+    """Returns the names of the runs in a panel's export, whose columns are called `RUN - METRIC`; none in a history."""
+    metric_columns = [name for name in table if name not in STEP_COLUMNS]
+    names = {name.rpartition(" - ")[0] for name in metric_columns}
+    return names - {""}
+
+
 def read_table(file: Path) -> tuple[pandas.DataFrame, str]:
-    """Reads a CSV file as texts, without the columns that pandas and W&B's ranges add, and the name of its step column.
+    """Reads a CSV file.
+
+    Returns:
+        Its cells as texts, without the columns that pandas and W&B's ranges add; and the name of its step column.
 
     Raises:
         ValueError: it is no table, is W&B's table of runs, or has no column of steps.
     """
     text = read_text(file)
-    # A spreadsheet saves with its own separator, and with a semicolon its own decimal mark, which may be a comma.
+    # A spreadsheet may save with another separator. Where that is a semicolon, its decimal mark may be a comma.
     separator = max(",;\t", key=text.partition("\n")[0].count)
     try:
         table = pandas.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False, index_col=False)
@@ -135,13 +178,14 @@ def read_table(file: Path) -> tuple[pandas.DataFrame, str]:
 def step_in(file: Path, text: str) -> int:
     """Returns the step that a cell has; raises ValueError if it is no whole number."""
     step = numbers_in({"step": text}).get("step", math.nan)
+    # Beyond this, float64 can't tell neighbouring steps apart; NaN is not below it either.
     if not abs(step) <= 2**53 or step % 1:
         raise ValueError(f"{file}: {text!r:.60} is not a training step.")
     return int(step)
 
 
 def texts_by_metric(row: dict[str, str], step_column: str) -> dict[str, str]:
-    """Returns the cells of a row that are not empty by their metrics, without those of steps."""
+    """Returns the texts in a row of a table by their metrics, without empty ones and without the step."""
     texts = {}
     for name, text in row.items():
         if name not in (step_column, *STEPS_ALONE) and text.strip():
@@ -150,15 +194,26 @@ def texts_by_metric(row: dict[str, str], step_column: str) -> dict[str, str]:
 
 
 def add_values(rows: Rows, step: int, values: dict[str, float], file: Path) -> None:
-    """Adds values to those of their step; raises ValueError for a second value of a metric that differs."""
-    known = rows.setdefault(step, {})
-    for metric, value in known.items():
-        if metric in values and str(values[metric]) != str(value):
+    """Adds values to those that a step has.
+
+    Args:
+        rows: what was read so far; changed in place.
+        step: the step of the values.
+        values: from a metric to its value.
+        file: where they stand, for the message.
+
+    Raises:
+        ValueError: the step has another value of one of these metrics.
+    """
+    row = rows.setdefault(step, {})
+    for metric, value in values.items():
+        # NaN is the same as NaN here.
+        if metric in row and repr(row[metric]) != repr(value):
             raise ValueError(
                 f"{file}, step {step}: there is a second value of {metric}, so the file seems to hold several "
                 f"runs. {ONE_RUN}"
             )
-    known |= values
+    row.update(values)
 
 
 def is_table_of_runs(columns: Iterable[str]) -> bool:
@@ -168,7 +223,10 @@ def is_table_of_runs(columns: Iterable[str]) -> bool:
 
 
 def read_wandb(path: Path) -> Log:
-    """Returns the numbers of a run of W&B by step, all that it logged, and its name and configuration.
+    """Asks W&B for a run: all the numbers that it logged, its name and its configuration.
+
+    Args:
+        path: wandb://entity/project/run.
 
     Raises:
         ValueError: the path has not three parts, or W&B refuses: it has no such run, or nobody is logged in.
@@ -183,9 +241,9 @@ def read_wandb(path: Path) -> Log:
     try:
         run = wandb.Api().run(name)
         for entry in run.scan_history():
-            # W&B adds keys that begin with _, and may give null for what it has not.
-            own = {key: value for key, value in entry.items() if not (key.startswith("_") or value is None)}
-            rows.setdefault(int(entry["_step"]), {}).update(numbers_in(own))
+            # W&B adds keys that begin with _, and may give null for a metric that the step does not have.
+            logged = {key: value for key, value in entry.items() if not (key.startswith("_") or value is None)}
+            rows.setdefault(int(entry["_step"]), {}).update(numbers_in(logged))
         configuration = dict(run.config)
     except (wandb.Error, ValueError) as error:
         raise ValueError(f"wandb://{name}: {error}") from None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from verl_clipx.analysis.runs.held_out import HeldOutReward
     from verl_clipx.run.trace_format import Shard
 
-# A run's name as the recipes make it: the setting, then its seed.
+# A run's name as the recipes write it: the setting, then its seed.
 _NAME = re.compile(r"(?P<setting>.+?)-seed(?P<seed>\d+)")
 
 
@@ -31,8 +31,9 @@ class Run:
     Args:
         name: of its folder or of its log.
         log: a row a step, a column a metric, from `run_log.table_of`.
-        configuration: dotted key to what its record keeps of the value; empty if none was written down.
-        record: what the run is; by default as far as its configuration says it.
+        configuration: from a dotted key to what the record keeps of its value; empty if none was written down.
+        record: what the run is. By default it is made from the configuration; it then replaces the configuration by
+            the part that a record keeps.
         held_out: the rewards of its validations that have a finite score.
         traces: the folder where its traces are, if it wrote any.
         batches: step to the fingerprints of its rollout batch, as `training.worker.fingerprints` makes them; empty for
@@ -57,20 +58,30 @@ class Run:
 
     @property
     def versions(self) -> Mapping[str, str | None]:
-        """Distribution to version; empty if none were written down."""
+        """From the name of an installed package to its version; empty if none were written down."""
         return self.record.versions
 
     @cached_property
     def shards(self) -> list["Shard"]:
-        """The files of its traces."""
-        # Imports pyarrow.
+        """The files of its traces: each has the tokens of an update that one rank traced. Empty without traces."""
+        # This import takes long: it imports pyarrow.
         from verl_clipx.run.trace_format import shards_in
 
-        return [] if self.traces is None else shards_in(self.traces)
+        if self.traces is None:
+            return []
+        return shards_in(self.traces)
 
     def shards_at(self, step: int, update: int | None = None) -> list["Shard"]:
-        """Returns the files of its traces of a step, or of one update of it."""
-        return [shard for shard in self.shards if shard.step == step and update in (None, shard.update)]
+        """Returns the files of a step's traces.
+
+        Args:
+            step: the training step.
+            update: an update on its rollout batch; None for all of them.
+        """
+        of_step = [shard for shard in self.shards if shard.step == step]
+        if update is None:
+            return of_step
+        return [shard for shard in of_step if shard.update == update]
 
     @property
     def seed(self) -> int | None:
@@ -82,40 +93,57 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The loss: a method of the plugin's, verl's loss_mode, or, if nothing says it, the run's name."""
-        named = _NAME.fullmatch(self.name)
+        """The name of the loss that it trained with, without `clipx_`.
+
+        It is a method of the plugin's or, where the plugin only observes or is not used, verl's loss_mode. If neither
+        is written down, it is the run's name without its seed.
+        """
         loss = self.record.loss
-        method = loss.mode if loss.method in (None, OBSERVE) else loss.method
-        return str(method or (named["setting"] if named else self.name)).removeprefix("clipx_")
+        is_verls = loss.method in (None, OBSERVE)
+        method = loss.mode if is_verls else loss.method
+        if not method:
+            named = _NAME.fullmatch(self.name)
+            method = named["setting"] if named else self.name
+        return str(method).removeprefix("clipx_")
 
     @property
     def loss(self) -> str:
-        """The method as the page calls it: a loss of the user's own by the name that its author gave it."""
+        """The method as the page calls it: `ACPO`, or of a user's own loss the name that its author gave it."""
         own = self.record.loss.function
-        if own or self.method == self.name:
-            return str(own).rpartition(":")[2] if own else self.name
+        if own:
+            # It is written as package.module:name.
+            return str(own).rpartition(":")[2]
+        if self.method == self.name:
+            return self.name
         return self.method.upper().replace("_", " ")
 
     @cached_property
     def significant(self) -> dict[str, str]:
-        """All that its setting consists of, see `sameness.setting_of_run`: dotted key to value in JSON."""
+        """What makes up its setting, from a dotted key to the value in JSON; see `sameness.setting_of_run`."""
         from verl_clipx.analysis.runs.sameness import setting_of_run
 
         values = setting_of_run(self.configuration)
         return {key: json.dumps(value, default=str) for key, value in sorted(values.items())}
 
     def values(self, key: str) -> pandas.Series:
-        """Returns a metric by step, without steps that lack it or at which it is not finite."""
-        values = self.log[key] if key in self.log else pandas.Series(dtype=float)
+        """Returns a metric's finite values by step; empty if the run did not log it."""
+        if key not in self.log:
+            return pandas.Series(dtype=float)
+        values = self.log[key]
         return values[numpy.isfinite(values)]
 
     @property
-    def fate_of_skipped(self) -> str:
-        """Says what verl 0.9.1 did with an update whose gradient is not finite, by the run's engine."""
-        fates = {None: "skipped or taken, depending on the engine,", "megatron": "taken"}
-        return fates.get(self.record.training.name, "skipped")
+    def fate_of_not_finite_updates(self) -> str:
+        """What verl 0.9.1 did with updates whose gradient is not finite: `skipped`, or `taken`, by the run's engine.
+
+        Of a run that does not say its engine it is a part of a sentence with both.
+        """
+        engine = self.record.training.name
+        if engine is None:
+            return "skipped or taken, depending on the engine,"
+        return "taken" if engine == "megatron" else "skipped"
 
     @property
     def schedule(self) -> Schedule:
-        """Returns what the updates on a rollout batch consist of, as far as its configuration says it."""
+        """The updates on each of its rollout batches, as far as its configuration says it."""
         return self.record.schedule

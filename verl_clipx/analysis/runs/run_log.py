@@ -5,7 +5,7 @@ import itertools
 import math
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,18 +15,21 @@ from verl_clipx.analysis.runs import keys
 from verl_clipx.common.files import EMPTY, GZIP, as_utf8, parse_json, read_bytes
 
 Rows = dict[int, dict[str, float]]
-"""Step to metric to number."""
+"""From a step to its metrics, and from a metric to its number."""
 
 
 VERL_ONLY = "clipx reads verl's logs: its file, its console output, TensorBoard's folder, or W&B's run or export."
 
 
 class Entry(NamedTuple):
-    """The part of a step that was logged at once: metric to value.
+    """What of a step was logged at once. A step may have several entries, as where its validation is logged apart.
 
-    Of a console's output `process` is the one that logged it, if the log says it; of verl's file log `line` is the line
-    with its end, and `batch` what the plugin's log adds: the fingerprints of the step's rollout batch, as they are
-    written, be they damaged.
+    Args:
+        step: the training step.
+        data: from a metric to its value.
+        process: of a console's output, which process logged it, if the output says it.
+        line: of verl's file log, the line with its end.
+        batch: of the plugin's log, the fingerprints of the step's rollout batch, as they are written, be they damaged.
     """
 
     step: int
@@ -68,9 +71,9 @@ class Log(NamedTuple):
     """What a log says of its last run.
 
     Args:
-        rows: the numbers by step.
-        header: what the log says of the run besides: its configuration, its name.
-        batches: step to the fingerprints of its rollout batch, as the plugin's log has them.
+        rows: its numbers by step.
+        header: what else the log says of the run, as its configuration and its name; empty if nothing.
+        batches: from a step to the fingerprints of its rollout batch; empty if the log has none.
     """
 
     rows: Rows
@@ -79,65 +82,103 @@ class Log(NamedTuple):
 
 
 def rows_of(content: bytes, path: Path) -> Rows:
-    """Returns the numbers of a log's last run, as for `entries_in` and `last_run`."""
+    """Returns the numbers of the last run in a log of verl's file logger; raises as `entries_in` and `last_run` do."""
     return log_of(content, path).rows
 
 
 def log_of(content: bytes, path: Path) -> Log:
-    """Returns what a log of verl's file logger says of its last run, as for `entries_in` and `last_run`."""
-    return last_run(path, (entry._replace(data=numbers_in(entry.data)) for entry in entries_in(content, path)))
+    """Returns the last run in a log of verl's file logger; raises as `entries_in` and `last_run` do."""
+    entries = [entry._replace(data=numbers_in(entry.data)) for entry in entries_in(content, path)]
+    return last_run(path, entries)
 
 
-def last_run(path: Path, logged: Iterable[Entry]) -> Log:
-    """Returns the last run in a log; a step that was logged in parts, as by a validation, is one.
+def last_run(path: Path, entries: Sequence[Entry]) -> Log:
+    """Returns the last run in a log.
 
-    Where the steps go back, a run was resumed, and what it logged since counts; where they go back to the first, it is
-    another run. Both give a warning.
+    Where the steps go back, a run was resumed: what it logged from there on takes the place of what it logged before.
+    Where they go back to the first step, another run began. Both give a warning.
+
+    Args:
+        path: the log, for messages.
+        entries: in the order in which they were logged. Those of a step that is logged in parts are joined.
 
     Raises:
-        ValueError: steps of several processes or runs alternate, so that no run can be told.
+        ValueError: steps of several processes or runs alternate, so that no single run can be read.
     """
     rows: Rows = {}
     batches: dict[int, Mapping[str, Any]] = {}
-    logged = list(logged)
-    last = 0
-    said = []
-    ahead = []
-    turns = [process for process, _ in itertools.groupby(one.process for one in logged if one.process)]
-    for step, metrics, _, _, batch in logged:
-        ahead.append((step, metrics))
-        # A validation may be of an earlier checkpoint; the next step that trains says what it belongs to.
-        if all(key.startswith("val-") for key in metrics):
+    last_step = 0
+    restarts: list[str] = []
+    # Validations may be of an earlier checkpoint: they wait for the next step that trains, and count as its run's.
+    waiting: list[Entry] = []
+    for entry in entries:
+        waiting.append(entry)
+        if _is_validation(entry):
             continue
-        if step < last or (step == last > 0 and metrics.keys() & rows[step].keys()):
-            rows = {at: row for at, row in rows.items() if step > 1 and at < step}
-            batches = {at: before for at, before in batches.items() if step > 1 and at < step}
-            resumed = "goes on, as a resumed run does: its later values"
-            how = resumed if step > 1 else "begins anew: the last run's steps"
-            said.append(f"{path}: after step {last} it {how} count, from step {step} on.")
-        for at, values in ahead:
-            rows.setdefault(at, {}).update(values)
-        if batch is not EMPTY:
-            batches[step] = batch
-        last = step
-        ahead = []
-    if len(turns) > len({*turns}) or (len(said) > 2 and 2 * len(said) >= len(logged)):
-        names = f" of {' and '.join(dict.fromkeys(turns))}" if turns else ""
-        raise ValueError(
-            f"{path}: steps{names} alternate, so several runs wrote this log. Put the lines of each run into a "
-            "file of their own."
-        )
-    for what in said:
-        warnings.warn(what, stacklevel=2)
-    for at, values in ahead:
-        rows.setdefault(at, {}).update(values)
+        repeats_step = entry.step == last_step > 0 and not entry.data.keys().isdisjoint(rows[entry.step])
+        if entry.step < last_step or repeats_step:
+            restarts.append(_say_restart(path, last_step, entry.step))
+            is_resumed = entry.step > 1
+            rows = {step: row for step, row in rows.items() if is_resumed and step < entry.step}
+            batches = {step: batch for step, batch in batches.items() if is_resumed and step < entry.step}
+        _add_entries(rows, waiting)
+        if entry.batch is not EMPTY:
+            batches[entry.step] = entry.batch
+        last_step = entry.step
+        waiting = []
+    _check_one_run(path, entries, len(restarts))
+    for restart in restarts:
+        warnings.warn(restart, stacklevel=2)
+    _add_entries(rows, waiting)
     return Log(rows, batches=batches)
 
 
-def numbers_in(data: Mapping[str, Any]) -> dict[str, float]:
-    """Returns a step's numbers, also those that are texts, among tables, pictures and words.
+def _is_validation(entry: Entry) -> bool:
+    """Returns whether an entry has nothing but a validation's scores."""
+    return all(key.startswith("val-") for key in entry.data)
 
-    Null is NaN, and a whole number beyond the range of float64 is infinite.
+
+def _add_entries(rows: Rows, entries: Iterable[Entry]) -> None:
+    """Adds the numbers of entries to those of their steps, in place."""
+    for entry in entries:
+        rows.setdefault(entry.step, {}).update(entry.data)
+
+
+def _say_restart(path: Path, last_step: int, step: int) -> str:
+    """Says that a log goes back from its last step to an earlier one, and which of its numbers count."""
+    if step > 1:
+        return (
+            f"{path}: after step {last_step} it goes on, as a resumed run does, with step {step}. Later values count."
+        )
+    return f"{path}: after step {last_step} it begins anew with step {step}. Only the steps of the last run count."
+
+
+def _check_one_run(path: Path, entries: Sequence[Entry], restarts: int) -> None:
+    """Refuses a log in which the steps of several runs alternate.
+
+    Args:
+        path: the log, for the message.
+        entries: as for `last_run`.
+        restarts: how often the steps go back.
+    """
+    processes = [entry.process for entry in entries if entry.process]
+    # Each process once for every time that it begins to log after another one.
+    turns = [process for process, _ in itertools.groupby(processes)]
+    returns = len(turns) > len(set(turns))
+    goes_back_often = restarts > 2 and 2 * restarts >= len(entries)
+    if not (returns or goes_back_often):
+        return
+    names = f" of {' and '.join(dict.fromkeys(turns))}" if turns else ""
+    raise ValueError(
+        f"{path}: steps{names} alternate, so several runs wrote this log. Put the lines of each run into a file of "
+        "their own."
+    )
+
+
+def numbers_in(data: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers among a step's values, without tables, pictures and words.
+
+    A text that is a number counts as one, null as NaN, and a whole number beyond the range of float64 as infinite.
     """
     numbers = {}
     for key, value in data.items():
@@ -151,13 +192,13 @@ def numbers_in(data: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_log(path: Path) -> Log:
-    """Reads the JSON lines of verl's file logger, or of a kept run.
+    """Reads a log of verl's file logger, or a kept run.
 
-    A kept run is one file, which may be compressed by gzip: its first line says what the run was, among others the
-    commit that made it, and the lines of its log follow.
+    A kept run is a file in which the log follows a first line that says what the run was, among others the commit that
+    made it. It may be compressed by gzip.
 
     Returns:
-        The last run in it; its header is the first line of a kept run, and empty for other logs.
+        The last run in the log. Its header is the first line of a kept run.
 
     Raises:
         FileNotFoundError: there is no such file: the run has not logged yet, or `file` is not in trainer.logger.
@@ -177,11 +218,11 @@ def read_log(path: Path) -> Log:
     first_line, _, further_lines = content.partition(b"\n")
     header = header_of_kept_run(first_line)
     if is_compressed and not header:
-        raise ValueError(f"{path}: a gzip file, but not an archived run. Unpack it, and name the log that is in it.")
-    logged = further_lines if header else content
-    if not logged.strip():
+        raise ValueError(f"{path}: a gzip file, but not a kept run. Unpack it, and name the log that is in it.")
+    log_lines = further_lines if header else content
+    if not log_lines.strip():
         raise ValueError(f"{path}: empty: the run has not logged its first step yet.")
-    return log_of(logged, path)._replace(header=header)
+    return log_of(log_lines, path)._replace(header=header)
 
 
 def header_of_kept_run(line: bytes) -> dict[str, Any]:
@@ -190,8 +231,8 @@ def header_of_kept_run(line: bytes) -> dict[str, Any]:
         header = parse_json(line, "")
     except ValueError:
         return {}
-    is_kept = isinstance(header, dict) and "commit" in header and "step" not in header
-    return header if is_kept else {}
+    is_of_kept_run = isinstance(header, dict) and "commit" in header and "step" not in header
+    return header if is_of_kept_run else {}
 
 
 def read_run_log(path: Path) -> pandas.DataFrame:
@@ -205,7 +246,7 @@ def table_of(rows: Rows) -> pandas.DataFrame:
 
 
 def not_finite_in(rows: Rows) -> dict[str, list[int]]:
-    """Returns by metric the steps, ascending, at which it was logged as null or as a value that is not finite."""
+    """Returns, for each metric that was logged as null or as a value that is not finite, these steps, ascending."""
     steps: dict[str, list[int]] = {}
     for step in sorted(rows):
         for key, value in rows[step].items():
@@ -215,7 +256,7 @@ def not_finite_in(rows: Rows) -> dict[str, list[int]]:
 
 
 def with_entropy(log: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns the log with `actor/entropy`; if verl logs only the entropy of the updates, that takes its place."""
+    """Returns the log with `actor/entropy`; where verl logs only the entropy of the updates, that takes its place."""
     if keys.ENTROPY in log or keys.ENTROPY_OF_UPDATES not in log:
         return log
     return log.assign(**{keys.ENTROPY: log[keys.ENTROPY_OF_UPDATES]})

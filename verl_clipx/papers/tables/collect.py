@@ -128,10 +128,10 @@ class Collected:
 
     def check_kept(self, name: str, run: RunFolder, preset: str) -> dict[str, Any] | None:
         """Like `check_trained`; the configuration stands in a file beside the run, by the hash in its record."""
-        check_shape(run.path, run.record, OF_KEPT_RUN, "copy the kept run again")
-        made = read_configurations(run.path.parent).get(run.record["config_hash"])
+        check_shape(run.path, run.record_content, OF_KEPT_RUN, "copy the kept run again")
+        made = read_configurations(run.path.parent).get(run.record_content["config_hash"])
         if made is None:
-            short = run.record["config_hash"][:12]
+            short = run.record_content["config_hash"][:12]
             reasons = [f"config_hash: {short} is not in {CONFIGURATIONS} beside the run; make the run again"]
         else:
             wanted = json.loads(json.dumps(kept_configuration(self.preset_values(preset)), default=str))
@@ -140,7 +140,7 @@ class Collected:
         if reasons:
             self.refuse(name, preset, reasons)
             return None
-        return {"filled_in": {}, **run.record}
+        return {"filled_in": {}, **run.record_content}
 
     def read_cells(self, name: str, run: RunFolder, cells: Cells, seed: int | None) -> int:
         """Adds a run's numbers; returns how many were found."""
@@ -170,7 +170,7 @@ class Collected:
 
 
 def _described(run: RunFolder) -> dict[str, Any]:
-    return {key: run.record.get(key) for key in ("commit", "seconds", "versions")}
+    return {key: run.record_content.get(key) for key in ("commit", "seconds", "versions")}
 
 
 def collect(
