@@ -13,7 +13,7 @@ from torch import Tensor
 from verl_clipx.losses.applying.loss import apply, token_loss
 from verl_clipx.losses.applying.metrics import TOKENS, token_metrics, with_ratios_of_sums
 from verl_clipx.losses.applying.token_trace import token_trace
-from verl_clipx.losses.base.method import declared
+from verl_clipx.losses.base.method import find_declarations
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.methods import method_named
 from verl_clipx.losses.modifiers.masks import Mask, remaining
@@ -131,7 +131,7 @@ def _update(method, batch: dict[str, Tensor], update: int, generator: torch.Gene
     count = float(metrics.pop(TOKENS))
     means = with_ratios_of_sums({name: [float(value) / count] for name, value in metrics.items()})
     logged = {name if name.startswith("actor/") else f"actor/{name}": value for name, (value,) in means.items()}
-    for _, members in declared(method, method.metrics(applied.statistics, applied.decision)):
+    for _, members in find_declarations(method, method.metrics(applied.statistics, applied.decision)):
         logged |= {f"{OWN}{name}": float(value) for name, value in members.items()}
     if mask is None:
         return logged, token_trace(method, applied, 1.0)._asdict()
