@@ -182,11 +182,19 @@ def with_node(key: str, node: Any) -> Any:
     return built_node(node, NODES[key]) if key in NODES else node
 
 
-def clip_range(actor: Any) -> Bounds:
-    """The bounds on the ratio that verl's clip_ratio_low and clip_ratio_high, or else its clip_ratio, set."""
-    low = actor.clip_ratio_low
-    high = actor.clip_ratio_high
-    return Bounds(1 - (actor.clip_ratio if low is None else low), 1 + (actor.clip_ratio if high is None else high))
+def clip_range(actor: Mapping[str, Any]) -> Bounds:
+    """Returns the bounds on the ratio that verl's clip_ratio_low and clip_ratio_high, or else its clip_ratio, set.
+
+    Args:
+        actor: these keys with their values, as verl's ActorConfig or a record's `loss.widths` has them.
+    """
+    low = actor.get("clip_ratio_low")
+    high = actor.get("clip_ratio_high")
+    if low is None:
+        low = actor["clip_ratio"]
+    if high is None:
+        high = actor["clip_ratio"]
+    return Bounds(1 - low, 1 + high)
 
 
 def settings_without_group(name: str, actor: Any) -> Settings:

@@ -31,9 +31,12 @@ from verl_clipx.run.description import IF_IT_CLIPS, Description, interval, shown
 from verl_clipx.run.divisibility import counted_nothing, what_does_not_divide, wrong_numbers
 from verl_clipx.run.explain import EXPLAIN
 from verl_clipx.run.keys import (
-    ACTOR,
     CHECKPOINTS_GRADIENTS,
     CONTEXT,
+    CRITIC_MODEL,
+    LEARNING_RATE,
+    LOADED_CONTENTS,
+    LONGEST_PROMPT,
     LORA_RANK,
     LORA_RANK_BEFORE,
     LOSS_MODE,
@@ -43,9 +46,9 @@ from verl_clipx.run.keys import (
     read,
 )
 from verl_clipx.run.lengths import lengths_of
-from verl_clipx.run.record import RunRecord, fields_of
+from verl_clipx.run.record import Loss, RunRecord, fields_of
 from verl_clipx.run.resolve import Resolved
-from verl_clipx.run.run_files import log_path, own_log_path, record_path, resumed_step
+from verl_clipx.run.run_files import log_path, logs_to_file, own_log_path, record_path, resumed_step
 from verl_clipx.run.schedule import schedule_of
 from verl_clipx.run.start import decide, said_by_command_line
 from verl_clipx.run.support import has_run_on, read_costs, tested_values
@@ -67,28 +70,30 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
         asked = [f"+{NODE}={group}: nothing reads it in supervised training. Remove it."] if NODE in config else []
         return Description("no policy loss: this is supervised training, in which the plugin has no part", stops=asked)
     loss_mode = OmegaConf.select(config, LOSS_MODE)
-    actor = OmegaConf.select(config, ACTOR)
     try:
         resumes = restored_by_resuming(config)
         resolved = decide(config, named=named, group=group)
     except ValueError as error:
         stops = [str(part) for part in error.all] if isinstance(error, Refusal) else [str(error)]
         return Description(f"{written(loss_mode)}, refused", loss_mode, NODE in config, stops=stops)
+    if resolved is None:
+        record = dataclasses.replace(fields_of(Leaves(config)), schedule=schedule_of(read(config)))
+    else:
+        record = resolved.record
     # verl's check would calculate with a wrong number, and say no more than that it can't.
     stops = wrong_numbers(config) or [*refused_by_verls_check(config), *what_does_not_divide(config)]
     common = {
         "resumes": resumes,
-        "cut": cut_by_context(config),
+        "cut": cut_by_context(record),
         "uncounted": uncounted_in_words(config),
         "stops": stops,
     }
     if resolved is None:
-        record = dataclasses.replace(fields_of(Leaves(config)), schedule=schedule_of(read(config)))
         acting = "clipping" if loss_mode == "vanilla" else IF_IT_CLIPS
         return Description(
             f"{written(loss_mode)}, verl's own loss; the plugin has no part in this run",
             loss_mode,
-            bounds=bounds_of_verl(actor),
+            bounds=bounds_of_verl(record.loss),
             updates=updates(record, acting, in_full=True),
             averages=record.aggregation_mode if loss_mode == "vanilla" else None,
             of_verl=terms(config, record),
@@ -98,26 +103,25 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
     settings = resolved.clipx
     return dataclasses.replace(
         description,
-        bounds=description.bounds or bounds_of_verl(actor),
-        of_verl=[*terms(config, resolved.record), *description.of_verl],
+        bounds=description.bounds or bounds_of_verl(record.loss),
+        of_verl=[*terms(config, record), *description.of_verl],
         tested={option: values for option in description.untested if (values := tested_values(option))},
         has_run_on=has_run_on(config),
         extra_pass=extra_pass_in_words(config, resolved),
-        sequence_weights=sequence_weights_in_words(config, resolved),
+        sequence_weights=sequence_weights_in_words(record),
         files=files(config, settings),
-        traces=traces_in_words(config, resolved),
+        traces=traces_in_words(resolved),
         **common,
     )
 
 
-def bounds_of_verl(actor: DictConfig) -> str:
-    """The bounds of verl's own loss, in words. They are known only for vanilla, verl's default loss."""
-    loss_mode = actor.policy_loss.loss_mode
-    if loss_mode != "vanilla":
-        return f"those of verl's own loss {written(loss_mode)}, which the plugin does not know"
-    dual_clip = actor.clip_ratio_c
+def bounds_of_verl(loss: Loss) -> str:
+    """Returns the bounds of verl's own loss, in words. They are known only for vanilla, verl's default loss."""
+    if loss.mode != "vanilla":
+        return f"those of verl's own loss {written(loss.mode)}, which the plugin does not know"
+    dual_clip = loss.widths.get("clip_ratio_c")
     last = "clip_ratio_c null, at which verl stops" if dual_clip is None else f"clip_ratio_c {dual_clip:g}"
-    return f"ratio {interval(*clip_range(actor))}; {last}"
+    return f"ratio {interval(*clip_range(loss.widths))}; {last}"
 
 
 def terms(config: DictConfig, record: RunRecord) -> list[str]:
@@ -141,11 +145,11 @@ def terms(config: DictConfig, record: RunRecord) -> list[str]:
 
 def restored_by_resuming(config: DictConfig) -> str | None:
     """Says that a checkpoint brings its learning rate; None if the run resumes none, or without its optimizer."""
-    step = resumed_step(config.trainer)
-    contents = OmegaConf.select(config, f"{ACTOR}.checkpoint.load_contents")
+    step = resumed_step(config)
+    contents = OmegaConf.select(config, LOADED_CONTENTS)
     if not step or (contents is not None and "optimizer" not in contents):
         return None
-    return f"the checkpoint of step {step}, whose learning rate verl restores, whatever {ACTOR}.optim.lr says"
+    return f"the checkpoint of step {step}, whose learning rate verl restores, whatever {LEARNING_RATE} says"
 
 
 def uncounted_in_words(config: DictConfig) -> str | None:
@@ -161,15 +165,14 @@ def uncounted_in_words(config: DictConfig) -> str | None:
     )
 
 
-def cut_by_context(config: DictConfig) -> str | None:
+def cut_by_context(record: RunRecord) -> str | None:
     """Says that the server's context ends responses early; None if it holds the longest prompt with its response."""
-    prompt = config.data.max_prompt_length
-    response, context = lengths_of(config)
+    prompt = record.limits.prompt
+    response, context = lengths_of(record)
     if context is None or response is None or context >= prompt + response:
         return None
-    limit = OmegaConf.select(config, CONTEXT)
-    whole = f"{response} beside the longest prompt, of {prompt} (data.max_prompt_length)"
-    return f"cut by {CONTEXT}={limit}: it holds less than {whole}"
+    whole = f"{response} beside the longest prompt, of {prompt} ({LONGEST_PROMPT})"
+    return f"cut by {CONTEXT}={record.limits.context}: it holds less than {whole}"
 
 
 def extra_pass_in_words(config: DictConfig, resolved: Resolved) -> str | None:
@@ -199,11 +202,11 @@ def extra_pass_in_words(config: DictConfig, resolved: Resolved) -> str | None:
     )
 
 
-def sequence_weights_in_words(config: DictConfig, resolved: Resolved) -> str | None:
+def sequence_weights_in_words(record: RunRecord) -> str | None:
     """Returns what weights by sequence do to this run's longest responses; None where weights are by token or off."""
-    if resolved.record.correction.weights != "sequence":
+    if record.correction.weights != "sequence":
         return None
-    length = lengths_of(config)[0]
+    length = lengths_of(record)[0]
     if not length:
         return None
     mean = abs(math.log(SMALL_WEIGHT)) / length
@@ -218,20 +221,19 @@ def files(config: DictConfig, settings: Any) -> dict[str, str]:
     """Returns the places of a run's log, record and traces."""
     log = own_log_path(config)
     kept = {} if log is None else {"log": str(log), "record": str(record_path(log))}
-    loggers = config.trainer.get("logger") or ()
-    if log is None and "file" in ([loggers] if isinstance(loggers, str) else loggers):
+    if log is None and logs_to_file(config):
         kept = {"verl's log": str(log_path(config))}
     return kept | ({} if settings.trace is None else {"traces": str(settings.trace.folder)})
 
 
-def traces_in_words(config: DictConfig, resolved: Resolved) -> str | None:
+def traces_in_words(resolved: Resolved) -> str | None:
     """Returns which prompts are traced and how much each traced rollout batch writes at most; None if none is."""
     trace = resolved.clipx.trace
     batch = resolved.record.batch
     if trace is None:
         return None
     which = f"{100 * trace.fraction:g} % of the prompts, in one of {trace.every} rollout batches"
-    factors = [batch.prompts, batch.responses, lengths_of(config)[0]]
+    factors = [batch.prompts, batch.responses, lengths_of(resolved.record)[0]]
     if None in factors:
         return which
     tokens = math.prod(factors) * (batch.epochs or 1) * max(len(resolved.record.schedule.passes), 1)
@@ -255,7 +257,7 @@ def refused_by_verls_check(config: DictConfig) -> list[str]:
         for key in nothing:
             OmegaConf.update(config, key, 1)
         # verl would load the critic's tokenizer from the hub, and ask an installed vLLM for its LoRA ranks.
-        config.critic.model = None
+        OmegaConf.update(config, CRITIC_MODEL, None)
         OmegaConf.update(config, LORA_RANK_BEFORE, 0)
         if OmegaConf.select(config, LORA_RANK):
             OmegaConf.update(config, LORA_RANK, 0)

@@ -680,7 +680,8 @@ MEGATRON_CONTEXT_PARALLEL = f"{ACTOR}.megatron.context_parallel_size"
 NODES = "trainer.nnodes"
 FSDP_SIZE = f"{ACTOR}.fsdp_config.fsdp_size"
 DEVICES_A_NODE = "trainer.n_gpus_per_node"
-CRITIC_MODEL_PATH = "critic.model.path"
+CRITIC_MODEL = f"{CRITIC}.model"
+CRITIC_MODEL_PATH = f"{CRITIC_MODEL}.path"
 ROLLOUT_FOLDER = "trainer.rollout_data_dir"
 CHECKPOINT_FOLDER = "trainer.default_local_dir"
 CHECKPOINT_FOLDER_ON_HDFS = "trainer.default_hdfs_dir"
@@ -777,6 +778,8 @@ NAMES = (LOSS_MODE, ESTIMATOR, f"{NODE}.method", f"{NODE}.function")
 RANGES = (WITH_ROLLOUT_IS[0], WITH_ROLLOUT_RS[0])
 # The runtime environment of Ray, which may hold anything.
 RAY = "ray_kwargs"
+RAY_ADDRESS = f"{RAY}.ray_init.address"
+PLATFORM_OF_WORKERS = f"{RAY}.ray_init.runtime_env.env_vars.VERL_PLATFORM"
 
 # --- What cannot change results ---------------------------------------------------------------------------------------
 

@@ -1,16 +1,14 @@
-"""The lengths at which a run cuts its responses, by verl's configuration."""
+"""The lengths at which a run cuts its responses, by its record."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from verl_clipx.run.keys import CONTEXT, ENGINE_NAME, LONGEST_RESPONSE, RESPONSE_LENGTH, value_at
+from verl_clipx.run.record import RunRecord
 
 
-def lengths_of(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
+def lengths_of(record: RunRecord) -> tuple[int | None, int | None]:
     """Returns the numbers of tokens at which a run cuts its responses, or None: of their own, and with the prompt's."""
-    own = [value_at(config, key) for key in (LONGEST_RESPONSE, RESPONSE_LENGTH)]
-    context = value_at(config, CONTEXT) or None
+    limits = record.limits
+    own = [length for length in (limits.response, limits.generated) if length]
+    context = limits.context or None
     # verl's SGLang server leaves one token free.
-    if context and value_at(config, ENGINE_NAME) == "sglang":
+    if context and record.rollout.name == "sglang":
         context -= 1
-    return min((length for length in own if length), default=None), context
+    return min(own, default=None), context

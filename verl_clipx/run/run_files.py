@@ -7,6 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from verl_clipx.common.files import read_whole_number
+from verl_clipx.run.keys import (
+    CHECKPOINT_FOLDER,
+    EXPERIMENT_NAME,
+    LOGGERS,
+    NAMED_CHECKPOINT,
+    PROJECT_NAME,
+    RESUME_MODE,
+    RESUME_PATH,
+    value_at,
+)
 
 METRICS = "metrics.jsonl"
 # In a run's folder, trainer.validation_data_dir as the recipes set it.
@@ -22,8 +32,13 @@ def log_path(config: Mapping[str, Any]) -> Path:
     if LOG_VARIABLE in os.environ:
         return Path(os.environ[LOG_VARIABLE])
     root = Path(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")).expanduser()
-    trainer = config.get("trainer") or {}
-    return root / str(trainer.get("project_name")) / f"{trainer.get('experiment_name')}.jsonl"
+    return root / str(value_at(config, PROJECT_NAME)) / f"{value_at(config, EXPERIMENT_NAME)}.jsonl"
+
+
+def logs_to_file(config: Mapping[str, Any]) -> bool:
+    """Returns whether a run writes verl's file log."""
+    loggers = value_at(config, LOGGERS) or ()
+    return "file" in ([loggers] if isinstance(loggers, str) else loggers)
 
 
 def own_log_path(config: Mapping[str, Any]) -> Path | None:
@@ -31,15 +46,14 @@ def own_log_path(config: Mapping[str, Any]) -> Path | None:
 
     None if the run lacks the node clipx or says clipx.log=false, and where the log is a pipe or a device.
     """
-    trainer = config.get("trainer") or {}
     node = config.get("clipx")
     if not node or not node.get("log", True):
         return None
-    loggers = trainer.get("logger") or ()
-    if "file" in ([loggers] if isinstance(loggers, str) else loggers):
+    folder = value_at(config, CHECKPOINT_FOLDER)
+    if logs_to_file(config):
         log = log_path(config)
-    elif trainer.get("default_local_dir"):
-        log = Path(trainer["default_local_dir"]) / METRICS
+    elif folder:
+        log = Path(folder) / METRICS
     else:
         return None
     return log if log.is_file() or not log.exists() else None
@@ -69,12 +83,12 @@ def checkpoint_step(path: str | Path | None) -> int:
     return int(steps[-1]) if steps else 0
 
 
-def resumed_step(trainer: Mapping[str, Any]) -> int:
+def resumed_step(config: Mapping[str, Any]) -> int:
     """Returns the step of the checkpoint that a run continues from, found as verl finds it; 0 if there is none."""
-    mode = trainer.get("resume_mode", "disable")
-    if mode == "resume_path":
-        return checkpoint_step(trainer.get("resume_from_path"))
-    folder = Path(str(trainer.get("default_local_dir")))
+    mode = value_at(config, RESUME_MODE)
+    if mode == NAMED_CHECKPOINT:
+        return checkpoint_step(value_at(config, RESUME_PATH))
+    folder = Path(str(value_at(config, CHECKPOINT_FOLDER)))
     if mode != "auto" or not (folder / LATEST).exists():
         return 0
     step = read_whole_number(folder / LATEST)

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_clipx.common.files import EMPTY
 from verl_clipx.common.verl_version import untested_verl
 from verl_clipx.losses.base.method import NODE
-from verl_clipx.run.keys import DEVICE, NOT_IN_VERL, POLICY_LOSS
+from verl_clipx.run.keys import DEVICE, NOT_IN_VERL, POLICY_LOSS, RAY_ADDRESS
 from verl_clipx.run.resolve import Resolved, as_node, resolve
 from verl_clipx.run.run_files import lock_path, own_log_path
 from verl_clipx.run.run_lock import take_lock
@@ -36,7 +36,7 @@ def start(config: DictConfig) -> None:
     resolved = decide(config, **said_by_command_line())
     if resolved is None:
         return
-    address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
+    address = OmegaConf.select(config, RAY_ADDRESS)
     require_accelerator(address, OmegaConf.select(config, DEVICE))
     hold_log(config)
     print(resolved.record.line, flush=True)

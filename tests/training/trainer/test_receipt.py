@@ -23,7 +23,8 @@ NEVER_A_RECEIPT = r"the first 2 logged training steps have no clipx/receipt.*cli
 
 def logged(*, metrics, node, options=OF_RUN, critic_warmup=0):
     """What a trainer's Tracking does with the metrics of each of its logs under a clipx node."""
-    actor = {"actor": {"policy_loss": {"clipx": node, "run": {"record": {"untested": untested(options)}}}}}
+    run = {"record": {"untested": untested(options)}}
+    actor = {"actor": {"policy_loss": {"loss_mode": "clipx_acpo", "clipx": node, "run": run}}}
     return logged_under(
         {"actor_rollout_ref": actor, "trainer": {"critic_warmup": critic_warmup}, "clipx": node}, metrics
     )

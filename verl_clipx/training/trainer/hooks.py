@@ -34,13 +34,15 @@ class TrainedRun:
 
     def __init__(self, config: dict[str, Any], log: Path | None):
         from verl_clipx.run.lengths import lengths_of
+        from verl_clipx.run.record import record_of
         from verl_clipx.training.trainer.log import open_log
         from verl_clipx.training.trainer.watch import ReceiptCheck, Watch
 
+        record = record_of(config)
         # The log, and what the run logged before it was resumed.
         self._log = log
         self.file, before = (None, {}) if log is None else open_log(log, config)
-        self.longest = lengths_of(config)
+        self.longest = lengths_of(record)
         # A reward returns a verdict always or never.
         self.has_verdicts = True
         # Of the rollout batch that is not in the log yet: the hashes of its rows, those of its updates, and the
@@ -51,8 +53,8 @@ class TrainedRun:
         self.observers = Observers()
         self.observers.begin(RECEIPT_IN_RECORD)
         self._log_name = f"the log {log}"
-        self._receipt = ReceiptCheck(config)
-        self._watch = Watch(config, before, stops=config[NODE].get("health") == "stop")
+        self._receipt = ReceiptCheck(record)
+        self._watch = Watch(record, before)
         # Whether the record has the receipt of this start.
         self._is_receipt_recorded = False
 

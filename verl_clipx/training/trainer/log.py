@@ -28,7 +28,15 @@ from verl_clipx.run.content import (
     hash_of_reward,
 )
 from verl_clipx.run.kept_values import bare_address
-from verl_clipx.run.keys import flat, further_files
+from verl_clipx.run.keys import (
+    CHECKPOINT_FOLDER,
+    NAMED_CHECKPOINT,
+    RESUME_MODE,
+    RESUME_PATH,
+    flat,
+    further_files,
+    value_at,
+)
 from verl_clipx.run.record import Content, RunRecord, as_json, read_record, record_of
 from verl_clipx.run.run_files import record_path, resumed_step, traces_path
 
@@ -46,7 +54,7 @@ def open_log(log: Path, config: dict[str, Any]) -> tuple[BinaryIO, Rows]:
 
     The old file is replaced only by one that holds these lines. Returns also what they say, by step.
     """
-    step = resumed_step(config.get("trainer") or {})
+    step = resumed_step(config)
     # No other run is here; the one that was killed was writing them.
     remove_partials(log.parent, f"{log.stem}.*")
     kept = kept_lines(log, step)
@@ -93,13 +101,12 @@ def started_from(log: Path, config: dict[str, Any], goes_on: bool) -> Content:
     if goes_on and path.exists():
         with contextlib.suppress(ValueError):
             return read_record(read_json_object(path), str(path)).start
-    trainer = config.get("trainer") or {}
-    step = resumed_step(trainer)
+    step = resumed_step(config)
     if goes_on or step == 0:
         return FROM_MODEL
-    folder = Path(str(trainer.get("default_local_dir"))) / f"global_step_{step}"
-    if trainer.get("resume_mode") == "resume_path":
-        folder = Path(str(trainer["resume_from_path"]))
+    folder = Path(str(value_at(config, CHECKPOINT_FOLDER))) / f"global_step_{step}"
+    if value_at(config, RESUME_MODE) == NAMED_CHECKPOINT:
+        folder = Path(str(value_at(config, RESUME_PATH)))
     return Content(paths=(bare_address(str(folder)),), hash=hash_of_checkpoint(folder))
 
 

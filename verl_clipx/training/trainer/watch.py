@@ -14,9 +14,7 @@ from verl_clipx.analysis.runs.run_log import Rows, not_finite_in, numbers_in, ta
 from verl_clipx.common.pages import say_where_pages_are
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.base.shared_metrics import RECEIPT
-from verl_clipx.losses.groups import OBSERVE
-from verl_clipx.run.keys import POLICY_LOSS, WARMUP, flat, value_at
-from verl_clipx.run.record import handed_over
+from verl_clipx.run.record import RunRecord
 
 logger = logging.getLogger(__name__)
 
@@ -36,17 +34,17 @@ class ReceiptCheck:
     and the second one stops the run: a receipt that never comes says nothing about an engine that no test ran.
     """
 
-    def __init__(self, config: dict[str, Any]):
-        policy_loss = value_at(config, POLICY_LOSS) or {}
-        node = policy_loss.get(NODE) or {"receipt": "off"}
-        asked = "off" if node.get("method") == OBSERVE else node.get("receipt", "auto")
-        self._due = asked != "off"
-        stops_at_once = asked == "stop" or (asked == "auto" and not handed_over(flat(config)).get("untested"))
+    def __init__(self, record: RunRecord):
+        asked = record.loss.parameters.get("receipt", "auto")
+        # Supervised training has no policy loss, whatever its clipx node says.
+        has_policy_loss = record.loss.mode is not None
+        self._due = has_policy_loss and record.loss.is_ours and asked != "off"
+        stops_at_once = asked == "stop" or (asked == "auto" and not record.untested)
         # How many steps without a receipt stop the run, and how many there were.
         self._most = 1 if stops_at_once else 2
         self._missing = 0
         # Before this step, verl trains only the critic.
-        self._first = value_at(config, WARMUP) or 0
+        self._first = record.length.critic_warmup or 0
 
     def look(self, data: dict[str, Any], step: int) -> None:
         """Looks at a step's metrics; raises RuntimeError if the receipt is missing and that stops the run."""
@@ -76,9 +74,9 @@ class Watch:
     A fact in what the run had logged before it was resumed doesn't stop it again.
     """
 
-    def __init__(self, config: dict[str, Any], before: Rows, *, stops: bool):
-        self._configuration = flat(config)
-        self._stops = stops
+    def __init__(self, record: RunRecord, before: Rows):
+        self._record = record
+        self._stops = record.loss.parameters.get("health") == "stop"
         self._rows: Rows = {step: _numbers(data) for step, data in before.items()}
         self._resumed_after = max(before, default=-1)
         self._said: set[str] = set()
@@ -105,7 +103,7 @@ class Watch:
         run = Run(
             name="this run",
             log=with_entropy(table_of(rows)),
-            configuration=self._configuration,
+            record=self._record,
             not_finite=not_finite_in(rows),
         )
         return diagnose(run, [rule for rule in rules if rule.name not in self._said])
