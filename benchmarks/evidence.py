@@ -28,7 +28,7 @@ from one_process.trees import committed_trees
 from scipy import stats
 
 from verl_clipx.analysis.runs.folder import KEPT, RunFolder
-from verl_clipx.common.command_line import failing
+from verl_clipx.common.command_line import reporting_errors
 from verl_clipx.common.files import hash_of_file
 from verl_clipx.common.statistics.collapse import last_level
 from verl_clipx.common.statistics.comparison import LEVEL
@@ -431,7 +431,7 @@ def main(
     rehearsal: Annotated[bool, typer.Option("--rehearse", help="One batch of the next run; keep nothing.")] = False,
 ) -> None:
     """Make the runs that are missing."""
-    with failing():
+    with reporting_errors():
         protocol = protocol_named(name)
         folder = runs or protocol.runs
         os.environ.setdefault("CLIPX_DATA", str(ROOT / "data" / "evidence"))
@@ -440,7 +440,7 @@ def main(
         only_rank.become_only_rank()
         trees = {} if rehearsal else committed_trees()
     while True:
-        with failing():
+        with reporting_errors():
             refuse_changes(trees)
             missing = missing_runs(protocol, folder, only=only, another_model=another_model, lower_rates=lower_rates)
         if not missing:

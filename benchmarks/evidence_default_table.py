@@ -27,7 +27,7 @@ from evidence_table import (
 )
 from scipy import stats
 
-from verl_clipx.common.command_line import failing
+from verl_clipx.common.command_line import reporting_errors
 from verl_clipx.common.files import write_json
 from verl_clipx.common.statistics.comparison import LEVEL, holm
 
@@ -135,7 +135,7 @@ def numbers_of(results: dict[str, Any]) -> str:
 
 def main() -> None:
     """Collects, and writes the page's numbers."""
-    with failing():
+    with reporting_errors():
         results = collect()
     write_json(RESULTS, results)
     replace_part(PAGE, BEGIN, END, numbers_of(results))

@@ -35,7 +35,7 @@ from jinja2 import Environment
 from scipy import stats
 
 from verl_clipx.analysis.runs.folder import KEPT
-from verl_clipx.common.command_line import failing
+from verl_clipx.common.command_line import reporting_errors
 from verl_clipx.common.files import read_text, write_json, write_text
 from verl_clipx.common.statistics.collapse import collapse, last_level
 from verl_clipx.common.statistics.comparison import LEVEL, holm
@@ -278,7 +278,7 @@ def replace_part(page: Path, begin: str, end: str, text: str) -> None:
 
 def main() -> None:
     """Collects, and writes the pages' numbers."""
-    with failing():
+    with reporting_errors():
         results = collect()
     write_json(RESULTS, results)
     replace_part(PAGE, BEGIN, END, numbers_of(results))

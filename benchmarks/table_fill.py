@@ -18,7 +18,7 @@ from one_process.kept import kept_path
 
 from verl_clipx.analysis.runs.folder import KEPT, RunFolder
 from verl_clipx.analysis.runs.sameness import significant_values
-from verl_clipx.common.command_line import failing
+from verl_clipx.common.command_line import reporting_errors
 from verl_clipx.papers.tables.against_preset import as_written
 from verl_clipx.papers.tables.definition import load_table
 from verl_clipx.papers.tables.table_plan import PREPARE, Job, Places, plan_table
@@ -45,7 +45,7 @@ def main(
     steps: Annotated[int | None, typer.Option(help="Batches of each run, for a rehearsal.")] = None,
 ) -> None:
     """Make the runs of a table that are missing."""
-    with failing():
+    with reporting_errors():
         table = load_table(name)
         if not table.in_one_process:
             raise ValueError(f"table {name}: the recipes make its runs, see `clipx papers table plan {name}`.")

@@ -19,10 +19,10 @@ from verl_clipx.common.command_line import (
     CommandGroup,
     end_help,
     fail,
-    failing,
     forget_json,
     messages_console,
     print_json,
+    reporting_errors,
     working,
 )
 from verl_clipx.common.pages import say_where_pages_are
@@ -109,7 +109,7 @@ def demo(
     """Show what clipping does in two small runs. Write them and their finished page; needs neither torch nor verl."""
     from verl_clipx.analysis.demo.files import describe, write_demo
 
-    with failing():
+    with reporting_errors():
         write_demo(out)
     print_plain(describe(out))
 
@@ -173,7 +173,7 @@ def methods(
     if markdown:
         print_plain(markdown_table())
         return
-    with failing():
+    with reporting_errors():
         descriptions = describe_methods(name)
     if as_json:
         print_json(methods=descriptions)
@@ -255,7 +255,7 @@ def explain(
 
     if not context.args:
         fail("no command given: clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …", 2)
-    with failing(), working("running the command until verl has its configuration"):
+    with reporting_errors(), working("running the command until verl has its configuration"):
         explanation = explain_command(context.args, every=every)
     if as_json:
         print_json(**explanation.content)
@@ -348,7 +348,7 @@ def diagnose(
 
     if len(runs) > 2:
         fail(f"{len(runs)} runs: name one, or two to compare.", 2)
-    with failing(), deferring_warnings(messages_console()):
+    with reporting_errors(), deferring_warnings(messages_console()):
         read = [read_run(run) for run in runs]
         parting = part(*read) if len(runs) == 2 else None
         said = [findings_as_json(run) if as_json else list(lines_of(run, verbose=verbose)) for run in read]
@@ -400,7 +400,7 @@ def report(
             now = time.strftime("%H:%M:%S")
             console.print_line(f"{out / PAGE}: written at {now}")
 
-    with failing(), deferring_warnings(console):
+    with reporting_errors(), deferring_warnings(console):
         if follow:
             with contextlib.suppress(KeyboardInterrupt):
                 following.follow_runs(runs, write, lambda why: console.print(f"waiting: {why}", markup=False))
@@ -440,7 +440,7 @@ def replay(
     from verl_clipx.analysis.replay.command import replay_run
     from verl_clipx.analysis.replay.output import print_replayed, replayed_as_json
 
-    with failing():
+    with reporting_errors():
         result = replay_run(run, settings or [], step=step)
         if as_json:
             print_json(**replayed_as_json(result, tokens))
@@ -475,7 +475,7 @@ def certify(
     """
     from verl_clipx.analysis.certify import certify as command
 
-    with failing(), deferring_warnings(messages_console()):
+    with reporting_errors(), deferring_warnings(messages_console()):
         answers = command.certify(runs, vary or [])
     if as_json:
         print_json(answers=[asdict(answer) | {"verdict": answer.verdict.value} for answer in answers])
@@ -509,7 +509,7 @@ def recompute(
     """
     from verl_clipx.analysis.recompute import recompute as command
 
-    with failing(), deferring_warnings(messages_console()), working("scoring the traced tokens"):
+    with reporting_errors(), deferring_warnings(messages_console()), working("scoring the traced tokens"):
         answers = command.recompute(run, checkpoints, step or [])
     if as_json:
         print_json(answers=[asdict(answer) | {"verdict": answer.verdict} for answer in answers])

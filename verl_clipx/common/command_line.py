@@ -108,7 +108,7 @@ def fail(error: Exception | str, code: int = 1) -> NoReturn:
 
 
 @contextlib.contextmanager
-def failing(*kinds: type[Exception]) -> Iterator[None]:
+def reporting_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Within the block, an OSError, a ValueError or one of further kinds ends the command with its message."""
     try:
         yield

@@ -10,7 +10,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from verl_clipx.common.command_line import end_help, failing
+from verl_clipx.common.command_line import end_help, reporting_errors
 from verl_clipx.common.terminal import TerminalConsole
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def run(
     all_metrics: All = False,
 ) -> None:
     """Let verl sample, then score and report. After an interruption, the same command continues where it stopped."""
-    with failing(RuntimeError):
+    with reporting_errors(RuntimeError):
         from verl_clipx.papers.evaluation.benchmark import read_benchmarks
         from verl_clipx.papers.evaluation.checkpoints import find_checkpoints
         from verl_clipx.papers.evaluation.folder import EvaluationFolder
@@ -134,7 +134,7 @@ def score(
     all_metrics: All = False,
 ) -> None:
     """Score the stored completions again. Use it after you fixed a reward."""
-    with failing(RuntimeError):
+    with reporting_errors(RuntimeError):
         from verl_clipx.papers.evaluation.folder import EvaluationFolder
 
         _score_and_print(EvaluationFolder(folder), all_metrics, reward, cluster)
@@ -189,7 +189,7 @@ def compare(
     With at least 3 trainings of each, the interval covers seeds and questions together and is about the methods. With
     one evaluation of each, it covers questions and is about these two checkpoints. Otherwise there is no interval.
     """
-    with failing(RuntimeError):
+    with reporting_errors(RuntimeError):
         from verl_clipx.common.files import write_json
         from verl_clipx.papers.evaluation.comparison import compare_evaluations, find_evaluations, verdicts
 

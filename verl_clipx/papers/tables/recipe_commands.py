@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from verl_clipx.common.command_line import end_help, fail, failing
+from verl_clipx.common.command_line import end_help, fail, reporting_errors
 from verl_clipx.common.terminal import TerminalConsole, print_plain
 
 app = typer.Typer(no_args_is_help=True, help="The papers' trainings as presets: +recipe=<paper>/<name>.")
@@ -96,7 +96,7 @@ def show(
     from verl_clipx.papers.tables.presets import check_method, compose_preset, updates_a_step
     from verl_clipx.run.config import completed
 
-    with failing(HydraException, OmegaConfBaseException):
+    with reporting_errors(HydraException, OmegaConfBaseException):
         with console.status("composing verl's configuration"):
             config = compose_preset(name, overrides or [])
             check_method(config)
@@ -141,7 +141,7 @@ def check(
     from verl_clipx.papers.tables.ground_truths import unusable_ground_truth
     from verl_clipx.papers.tables.presets import compose_preset
 
-    with failing(HydraException, OmegaConfBaseException):
+    with reporting_errors(HydraException, OmegaConfBaseException):
         fault = unusable_ground_truth(compose_preset(name, overrides or []))
     if fault:
         fail(f"{fault}. Every response to it would count as wrong.")

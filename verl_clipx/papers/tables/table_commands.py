@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from verl_clipx.common.command_line import AsJson, end_help, fail, failing, print_json
+from verl_clipx.common.command_line import AsJson, end_help, fail, print_json, reporting_errors
 from verl_clipx.common.files import check_shape, read_json_object, write_json, write_text
 from verl_clipx.common.terminal import TerminalConsole
 
@@ -98,7 +98,7 @@ def plan(
     )
     # The presets look for their data files there.
     os.environ["CLIPX_DATA"] = str(places.data)
-    with failing():
+    with reporting_errors():
         jobs = plan_table(table, places, tuple(seed or table.seeds), tuple(row or ()))
     waiting = [job for job in jobs if not job.done]
     if as_json:
@@ -138,7 +138,7 @@ def collect(
     # The runs look for their validation files there.
     os.environ.setdefault("CLIPX_DATA", table.data)
     out = out or default_results(runs, name)
-    with failing():
+    with reporting_errors():
         with progress_console.status("composing presets, reading runs"):
             results = collect_table(table, runs, rows=row or ())
         write_json(out, results)
@@ -190,7 +190,7 @@ def render(
     path = results or default_results(runs, name)
     if results and not results.exists():
         fail(f"--results {results}: there is no such file. Make it with `clipx papers table collect {name}`")
-    with failing():
+    with reporting_errors():
         read = None
         if path.exists():
             read = read_json_object(path, {"definition": str})
@@ -220,5 +220,5 @@ def default_results(runs: Path, name: str) -> Path:
 def _load(name: str) -> "Table":
     from verl_clipx.papers.tables.definition import load_table
 
-    with failing():
+    with reporting_errors():
         return load_table(name)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from verl_clipx.common.command_line import end_help, fail, failing
+from verl_clipx.common.command_line import end_help, fail, reporting_errors
 from verl_clipx.common.terminal import TerminalConsole, deferring_warnings
 from verl_clipx.papers.messages import fault_of_prompt
 
@@ -38,7 +38,7 @@ def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, t
         rows = [list(map(escape, (one.name, one.task, one.kind, one.summary, ", ".join(one.splits)))) for one in sets]
         console.print_list("clipx papers data build NAME --out DIR", ("name", "task", "kind", "what", "splits"), rows)
         return
-    with failing():
+    with reporting_errors():
         one = definition_named(name)
     table = Table(show_header=False, title=one.name)
     table.add_row("what", escape(one.summary))
@@ -77,7 +77,7 @@ def build(
     from verl_clipx.papers.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE, TEMPLATES
     from verl_clipx.run.keys import CHAT_TEMPLATE
 
-    with failing(), deferring_warnings(console):
+    with reporting_errors(), deferring_warnings(console):
         definition = definition_named(name)
         options = _parse_options(option or [])
         records = []
@@ -124,7 +124,7 @@ def show(
     from verl_clipx.common.files import parquet_file
     from verl_clipx.papers.tasks.building import read_record
 
-    with failing(), parquet_file(file) as parquet:
+    with reporting_errors(), parquet_file(file) as parquet:
         total = parquet.metadata.num_rows
         first = next(parquet.iter_batches(batch_size=max(min(rows, total), 1)), None)
     console.print(f"{escape(str(file))}: {total} rows", soft_wrap=True)
