@@ -36,7 +36,8 @@ def test_build_writes_files_and_resumes(tmp_path):
     out = tmp_path / "hitab"
     words = ("papers", "data", "build", "hitab", "--out", out, "--from", RELEASE)
     text = clipx(*words)
-    assert f"{out}/train.parquet: 3 rows, 1 duplicates left out (0 with another answer), sha256 " in text
+    left_out = "1 duplicates left out (0 of them with another answer than the row that was kept)"
+    assert f"{out}/train.parquet: 3 rows, {left_out}, sha256 " in text
     assert [pq.read_table(out / f"{split}.parquet").num_rows for split in ("train", "dev", "test")] == [3, 1, 2]
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     assert sorted(before) == ["dev.parquet", "test.parquet", "train.parquet"]
@@ -94,7 +95,7 @@ def test_show(tmp_path):
     text = clipx("papers", "data", "show", file, "--rows", 2)
     assert f"{file}: 5 rows" in text
     assert "countdown, split test, prompt countdown_compact, from generated, limit None, options {'size': 5}" in text
-    assert "; 0 duplicates left out (0 with another answer), sha256 " in text
+    assert "; 0 duplicates left out (0 of them with another answer than the row that was kept), sha256 " in text
     assert "row 1: user" in text and "row 2: user" not in text
     assert '"ground_truth"' in text
     assert "row 0" not in clipx("papers", "data", "show", file, "--rows", 0)

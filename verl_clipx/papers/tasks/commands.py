@@ -3,7 +3,7 @@
 import contextlib
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -13,6 +13,10 @@ from rich.table import Table
 from verl_clipx.common.command_line import end_help, fail, reporting_errors
 from verl_clipx.common.terminal import TerminalConsole, deferring_warnings
 from verl_clipx.papers.messages import fault_of_prompt
+
+if TYPE_CHECKING:
+    from verl_clipx.papers.tasks.building import SplitRecord
+    from verl_clipx.papers.tasks.definition import DatasetDefinition
 
 app = typer.Typer(no_args_is_help=True, help="The papers' data sets in verl's format.")
 console = TerminalConsole()
@@ -34,20 +38,24 @@ def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, t
     from verl_clipx.papers.tasks.catalog import definition_named, definitions
 
     if name is None:
-        sets = definitions().values()
-        rows = [list(map(escape, (one.name, one.task, one.kind, one.summary, ", ".join(one.splits)))) for one in sets]
-        console.print_list("clipx papers data build NAME --out DIR", ("name", "task", "kind", "what", "splits"), rows)
+        rows = []
+        for definition in definitions().values():
+            splits = ", ".join(definition.splits)
+            cells = (definition.name, definition.task, definition.kind, definition.summary, splits)
+            rows.append([escape(cell) for cell in cells])
+        headings = ("name", "task", "kind", "summary", "splits")
+        console.print_list("clipx papers data build NAME --out DIR", headings, rows)
         return
     with reporting_errors():
-        one = definition_named(name)
-    table = Table(show_header=False, title=one.name)
-    table.add_row("what", escape(one.summary))
-    table.add_row("task, kind", f"{one.task}, {one.kind}")
-    table.add_row("hub", one.hub or "no hub: generated, or a local copy with --from")
-    table.add_row("license", escape(one.license))
-    table.add_row("splits", ", ".join(one.splits))
-    table.add_row("prompts, the default first", ", ".join(one.prompts))
-    table.add_row("options", ", ".join(option_names(one)) or "none")
+        definition = definition_named(name)
+    table = Table(show_header=False, title=definition.name)
+    table.add_row("summary", escape(definition.summary))
+    table.add_row("task, kind", f"{definition.task}, {definition.kind}")
+    table.add_row("hub", definition.hub or "no hub: generated, or a local copy with --from")
+    table.add_row("license", escape(definition.license))
+    table.add_row("splits", ", ".join(definition.splits))
+    table.add_row("prompts, the default first", ", ".join(definition.prompts))
+    table.add_row("options", ", ".join(option_names(definition)) or "none")
     console.print(table)
 
 
@@ -63,48 +71,78 @@ def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, t
 def build(
     name: Annotated[str, typer.Argument(help="The data set; `clipx papers data list` names them all.")],
     out: Annotated[Path, typer.Option(help="Folder to write <split>.parquet to.")],
-    source: Annotated[Path | None, typer.Option("--from", help="A local copy to read instead of the hub.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="Prompt template; by default the data set's.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Largest number of rows to keep of each split.")] = None,
-    split: Annotated[list[str] | None, typer.Option(help="Only this split; you can repeat it.")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="An option of the data set, KEY=VALUE; you can repeat it.")
+    source: Annotated[
+        Path | None, typer.Option("--from", help="A local copy of the data set, to be read instead of the hub.")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="The prompt template to use. If you name none, the data set's first is used.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Keep at most this many rows of each split.")] = None,
+    splits: Annotated[
+        list[str] | None,
+        typer.Option("--split", help="A split to build; you can repeat the option. Without it, all are built."),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option", metavar="KEY=VALUE", help="Set an option of the data set; you can repeat this for several."
+        ),
     ] = None,
 ) -> None:
     """Build a data set: a deduplicated Parquet file for each split. Splits finished before are not made again."""
-    from verl_clipx.papers.tasks.building import build_split
     from verl_clipx.papers.tasks.catalog import definition_named
     from verl_clipx.papers.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE, TEMPLATES
     from verl_clipx.run.keys import CHAT_TEMPLATE
 
+    # The warnings of the hub's client would tear the status line, so that they wait for the end.
     with reporting_errors(), deferring_warnings(console):
         definition = definition_named(name)
-        options = _parse_options(option or [])
-        records = []
-        for part in split or definition.splits:
-            try:
-                with TerminalConsole(stderr=True).status(escape(f"{name}, {part}")):
-                    records.append(
-                        build_split(
-                            definition, out, split=part, prompt=prompt, source=source, limit=limit, options=options
-                        )
-                    )
-            except OSError as error:
-                # The hub's client raises many kinds of OSError, and one advice fits all.
-                if source is not None or not definition.hub or isinstance(error, FileExistsError):
-                    raise
-                fail(f"{error}\nIf the hub ({definition.hub}) cannot be reached, give a local copy with --from PATH")
-    for record in records:
-        console.print(
-            f"{escape(str(out / record.request.split))}.parquet: {record.rows} rows, {record.duplicates} duplicates "
-            f"left out ({record.conflicts} with another answer), sha256 {record.sha256}",
-            soft_wrap=True,
-        )
-    template = TEMPLATES.get(records[0].request.prompt)
+        options = _parse_options(assignments or [])
+        split_records = []
+        for split_name in splits or definition.splits:
+            split_record = _build_or_advise(
+                definition, out, source, split=split_name, prompt=prompt, limit=limit, options=options
+            )
+            split_records.append(split_record)
+    for split_record in split_records:
+        path = out / f"{split_record.request.split}.parquet"
+        line = f"{path}: {split_record.rows} rows, {_describe_content(split_record)}"
+        console.print(escape(line), soft_wrap=True)
+    # One template makes the prompts of all splits.
+    template = TEMPLATES.get(split_records[0].request.prompt)
     if template and template.plain_text:
+        # Hydra needs the inner quotation marks, and the shell the outer ones.
         override = f'{CHAT_TEMPLATE}="\\"{PLAIN_TEXT_CHAT_TEMPLATE}\\""'
-        hint = f"{template.name}: the prompt is plain text for a base model; verl adds no chat markers to it with"
+        hint = f"{template.name} is plain text for a base model. So that verl adds no chat markers to it, train with"
         console.print(escape(f"{hint}\n{override}"), soft_wrap=True)
+
+
+def _build_or_advise(
+    definition: "DatasetDefinition", out: Path, source: Path | None, *, split: str, **request: Any
+) -> "SplitRecord":
+    """Build a split as `build_split` does. If its repository on the hub can't be read, `fail` ends the command."""
+    from verl_clipx.papers.tasks.building import build_split
+
+    try:
+        with TerminalConsole(stderr=True).status(escape(f"{definition.name}, {split}")):
+            return build_split(definition, out, source=source, split=split, **request)
+    except FileExistsError:
+        # A file is in the way of the result, which is no fault of the hub.
+        raise
+    except OSError as error:
+        reads_hub = source is None and definition.hub is not None
+        if not reads_hub:
+            raise
+        # The hub's client raises many kinds of OSError, and a local copy helps with each of them.
+        fail(f"{error}\nIf the hub ({definition.hub}) cannot be reached, give a local copy with --from PATH")
+
+
+def _describe_content(record: "SplitRecord") -> str:
+    """Return what a split's file holds apart from its rows: what was left out, and the hash."""
+    return (
+        f"{record.duplicates} duplicates left out ({record.conflicts} of them with another answer than the row that "
+        f"was kept), sha256 {record.sha256}"
+    )
 
 
 @app.command(
@@ -126,39 +164,52 @@ def show(
 
     with reporting_errors(), parquet_file(file) as parquet:
         total = parquet.metadata.num_rows
-        first = next(parquet.iter_batches(batch_size=max(min(rows, total), 1)), None)
+        # pyarrow takes no batch size of 0.
+        batch_size = max(min(rows, total), 1)
+        first_batch = next(parquet.iter_batches(batch_size=batch_size), None)
     console.print(f"{escape(str(file))}: {total} rows", soft_wrap=True)
     record = read_record(file)
-    how = "not built by `clipx papers data build`"
-    if record is not None:
+    if record is None:
+        origin = "not built by `clipx papers data build`"
+    else:
         request = record.request
-        how = (
+        origin = (
             f"{request.dataset}, split {request.split}, prompt {request.prompt}, from {request.source}, limit "
-            f"{request.limit}, options {request.options}; {record.duplicates} duplicates left out ({record.conflicts} "
-            f"with another answer), sha256 {record.sha256}"
+            f"{request.limit}, options {request.options}; {_describe_content(record)}"
         )
-    console.print(escape(how), soft_wrap=True)
-    for number, row in enumerate(first.to_pylist()[:rows] if first is not None else []):
+    console.print(escape(origin), soft_wrap=True)
+    # A file without rows has no batch.
+    first_rows = [] if first_batch is None else first_batch.to_pylist()[:rows]
+    for number, row in enumerate(first_rows):
         _show_row(number, row)
 
 
 def _show_row(number: int, row: dict[str, Any]) -> None:
+    """Print a row: each chat message of its prompt in a panel, and everything else as JSON."""
+    rest = dict(row)
     fault = fault_of_prompt(row.get("prompt"))
     if fault:
         console.print(f"[yellow]row {number}: {escape(fault)}; verl cannot read it[/]", soft_wrap=True)
-    for message in [] if fault else row.pop("prompt"):
-        content = escape(message["content"])
-        console.print(Panel(content, title=escape(f"row {number}: {message['role']}"), title_align="left"))
-    console.print(escape(json.dumps(row, indent=2, ensure_ascii=False, default=str)))
+    else:
+        for message in rest.pop("prompt"):
+            title = escape(f"row {number}: {message['role']}")
+            console.print(Panel(escape(message["content"]), title=title, title_align="left"))
+    console.print(escape(json.dumps(rest, indent=2, ensure_ascii=False, default=str)))
 
 
-def _parse_options(pairs: list[str]) -> dict[str, Any]:
+def _parse_options(assignments: list[str]) -> dict[str, Any]:
+    """Return the options of a data set by name. A value that is not JSON is a text.
+
+    Raises:
+        ValueError: an assignment is not KEY=VALUE.
+    """
     options = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
+    for assignment in assignments:
+        key, separator, value = assignment.partition("=")
         if not separator or not key:
-            raise ValueError(f"--option {pair!r} is not KEY=VALUE")
+            raise ValueError(f"--option {assignment!r} is not KEY=VALUE")
         with contextlib.suppress(json.JSONDecodeError):
             value = json.loads(value)
+        # Options are parameters of a function: test-size is test_size.
         options[key.replace("-", "_")] = value
     return options
