@@ -22,7 +22,7 @@ from verl_clipx.analysis.runs.sameness import significant_values
 from verl_clipx.papers.tables.against_preset import differences
 from verl_clipx.papers.tables.origins import groups_of, read_origins
 from verl_clipx.papers.tables.presets import compose_preset, preset_names, updates_a_step, values_of
-from verl_clipx.papers.tables.recipe_commands import summary_of
+from verl_clipx.papers.tables.recipe_commands import PresetSummary, summarise
 from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.knights_and_knaves.prompt import QWEN_CHAT_TEMPLATE_WITH_THINK
 from verl_clipx.papers.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE
@@ -136,7 +136,8 @@ def test_summaries_by_hand(monkeypatch):
     name, row = "ar_lopti/kk_7b_grpo_ar_lopti", "Knights and Knaves, Qwen2.5-7B-Instruct-1M, GRPO + Reweight + Lopti"
     method = "grpo shaping=advantage_reweighting update=lopti"
     model, data = "Qwen2.5-7B-Instruct-1M", "knights_and_knaves"
-    assert summary_of(name) == (name, method, model, data, "4", f"AR-Lopti Figure 4: {row}")
+    title = f"AR-Lopti Figure 4: {row}"
+    assert summarise(name) == PresetSummary(name, method, model, data, updates="4", title=title)
 
 
 @pytest.mark.slow

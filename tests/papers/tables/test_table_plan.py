@@ -155,7 +155,7 @@ def test_bash_and_the_launchers_take_every_line(name, places):
     done = subprocess.run(["bash", "-ec", TAKEN, "bash", *lines], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     # The recipes take the first and the last one's preset.
-    for job in {trainings[0], trainings[-1]} if not any(row.measured_bounds for row in table.rows) else ():
+    for job in {trainings[0], trainings[-1]} if not any(row.measured_on for row in table.rows) else ():
         assert f"+recipe={job.label.split(',')[0]}" in printed(job.command)
 
 

@@ -225,7 +225,7 @@ def run_path(runs: Path, source: str, seed: int) -> Path:
 
     Args:
         runs: the folder of all runs.
-        source: the run's preset, or what `Table.folder_of` returns of it.
+        source: the run's preset.
         seed: the run's seed.
     """
     return runs / f"{source}-seed{seed}"

@@ -1,4 +1,4 @@
-"""Collects a table's measured numbers from run folders and refuses runs that do not match the table."""
+"""Collects a table's measured numbers from run folders, and refuses runs that do not match the table."""
 
 import gzip
 import hashlib
@@ -19,13 +19,13 @@ from verl_clipx.common.files import check_shape, hash_of_json, parse_json, read_
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, share
 from verl_clipx.papers.tables.against_preset import as_written, differences, filled_in
 from verl_clipx.papers.tables.definition import GAIN_OF, MEAN_OF, Column, Row, Source, Table
-from verl_clipx.papers.tables.measures import NotThere, Value, evaluation_of, mean_of, measure
-from verl_clipx.papers.tables.significance import CellKey, compare_rows
+from verl_clipx.papers.tables.measures import MissingNumber, Value, evaluation_folder, mean_of, read_value
+from verl_clipx.papers.tables.significance import NO_SEED, CellKey, compare_rows
 from verl_clipx.papers.versions import versions_here
 from verl_clipx.run.kept_values import bare_address, kept_configuration
 from verl_clipx.run.keys import MODEL_PATH, TRAINING_FILES
 
-# The parts of the results that rendering needs.
+# The form of the results' parts that rendering needs.
 RESULTS = {
     "table": str,
     "definition": str,
@@ -36,16 +36,19 @@ RESULTS = {
 }
 
 CONFIGURATIONS = "configurations.json.gz"
-"""Beside kept runs: by the hash in their records, the values that make up their setting."""
+"""Name of a file beside kept runs. By the hash in a run's record, it has the values that make up the run's setting."""
 
 SHARE = "share of seeds"
-"""What the interval of a share of collapses is computed over."""
+"""For a cell that is a share of collapses, what its interval is over; see `collect`."""
 
 PresetValues = Callable[[str], Mapping[str, Any]]
-Cells = list[tuple[Row, Column]]
+"""From a preset's name to the values that define its runs, as `significant_values` returns them."""
 
-# What the first line of a kept run must have.
-OF_KEPT_RUN = {"config_hash": str, "seed": int}
+Cells = list[tuple[Row, Column]]
+"""Cells of a table that are read from the same run."""
+
+# The form of a kept run's record.
+KEPT_RECORD = {"config_hash": str, "seed": int}
 
 
 @dataclass
@@ -70,23 +73,42 @@ class Collected:
     by_seed: dict[CellKey, dict[int, Value]] = field(default_factory=dict)
 
     def add_source(self, source: Source, cells: Cells) -> None:
-        """Adds all runs of a preset, or the evaluations of a model."""
-        own = self.folder / self.table.folder_of(source)
-        usable = 0
-        for path in find_runs(self.folder, self.table.folder_of(source)) if source.preset else [own]:
+        """Add all runs of a preset, or the evaluations of a model.
+
+        Args:
+            cells: those that are read from this source.
+        """
+        if source.preset:
+            paths = find_runs(self.folder, self.table.runs_path(source))
+        else:
+            paths = [self.folder / self.table.runs_path(source)]
+        runs_of_preset = 0
+        for path in paths:
             name = path.relative_to(self.folder).as_posix()
             try:
-                usable += self.add(name, RunFolder(path), source, cells)
+                is_run_of_preset = self.add_run(name, RunFolder(path), source, cells)
             except (OSError, ValueError, OmegaConfBaseException) as error:
-                # An unreadable file affects only its own run.
+                # A file that cannot be read leaves out its own run, and no other.
                 self.refuse(name, source.preset, [str(error)])
-        if source.preset and usable < len(self.table.seeds):
-            self.missing.append(f"{source.preset}: {usable} of {len(self.table.seeds)} seeds")
+                continue
+            if is_run_of_preset:
+                runs_of_preset += 1
+        seeds = len(self.table.seeds)
+        if source.preset and runs_of_preset < seeds:
+            self.missing.append(f"{source.preset}: {runs_of_preset} of {seeds} seeds")
 
-    def add(self, name: str, run: RunFolder, source: Source, cells: Cells) -> bool:
-        """Adds a run; returns whether it is a finished run of the preset."""
+    def add_run(self, name: str, run: RunFolder, source: Source, cells: Cells) -> bool:
+        """Add a run and its numbers, unless it does not count.
+
+        Args:
+            name: the run's path below the folder of all runs.
+
+        Returns:
+            Whether the run counts: whether it is a finished run of the source's preset. Evaluations of a model always
+            count.
+        """
         if not source.preset:
-            entry = {"seed": None, **_described(run)}
+            entry = {"seed": None, **_provenance(run)}
         elif name.endswith(KEPT):
             entry = self.check_kept(name, run, source.preset)
         else:
@@ -94,12 +116,17 @@ class Collected:
         if entry is None:
             return False
         entry["versions"] = entry["versions"] or _versions_of_evaluation(self.table, cells, run)
-        if self.read_cells(name, run, cells, entry["seed"]) or source.preset:
+        numbers = self.read_cells(name, run, cells, entry["seed"])
+        # A model of which nothing has been evaluated yet is no run.
+        if numbers or source.preset:
             self.runs.append({"folder": name, "preset": source.preset, "model": source.model, **entry})
         return True
 
     def check_trained(self, name: str, run: RunFolder, preset: str) -> dict[str, Any] | None:
-        """Returns what is written down of a finished run of a preset; None if it is not finished or another's."""
+        """Return what the results say of a training; None, with the reason recorded, if it does not count.
+
+        It counts if it is finished, has the preset's values, and no other run of the preset has its seed.
+        """
         if not run.is_trained:
             self.missing.append(f"{name}: no .hydra/config.yaml")
             return None
@@ -108,7 +135,7 @@ class Collected:
         given = filled_in(wanted, run.values)
         reasons = differences({**wanted, **given}, run.values)
         if any(seed == other["seed"] for other in self.runs if other["preset"] == preset):
-            reasons.append(f"data.seed: {seed!r} like another run of {preset}")
+            reasons.append(f"data.seed: {seed!r}, which another run of {preset} has too")
         if reasons:
             self.refuse(name, preset, reasons)
             return None
@@ -123,19 +150,23 @@ class Collected:
             "steps": run.last_step,
             "started_from": bare_address(as_written(run.config, MODEL_PATH)),
             "trained_on": bare_address(as_written(run.config, TRAINING_FILES)),
-            **_described(run),
+            **_provenance(run),
         }
 
     def check_kept(self, name: str, run: RunFolder, preset: str) -> dict[str, Any] | None:
-        """Like `check_trained`; the configuration stands in a file beside the run, by the hash in its record."""
-        check_shape(run.path, run.record_content, OF_KEPT_RUN, "copy the kept run again")
-        made = read_configurations(run.path.parent).get(run.record_content["config_hash"])
-        if made is None:
-            short = run.record_content["config_hash"][:12]
-            reasons = [f"config_hash: {short} is not in {CONFIGURATIONS} beside the run; make the run again"]
+        """Do for a kept run what `check_trained` does for a training; only finished runs are kept.
+
+        A kept run's configuration is in the file CONFIGURATIONS beside it, under the hash in its record.
+        """
+        check_shape(run.path, run.record_content, KEPT_RECORD, "copy the kept run again")
+        config_hash = run.record_content["config_hash"]
+        configuration = read_configurations(run.path.parent).get(config_hash)
+        if configuration is None:
+            reasons = [f"config_hash: {config_hash[:12]} is not in {CONFIGURATIONS} beside the run; make the run again"]
         else:
+            # As JSON writes and reads them, like those in the file.
             wanted = json.loads(json.dumps(kept_configuration(self.preset_values(preset)), default=str))
-            significant = {key: value for key, value in made.items() if not is_left_out(key)}
+            significant = {key: value for key, value in configuration.items() if not is_left_out(key)}
             reasons = differences(wanted, kept_configuration(significant))
         if reasons:
             self.refuse(name, preset, reasons)
@@ -143,33 +174,38 @@ class Collected:
         return {"filled_in": {}, **run.record_content}
 
     def read_cells(self, name: str, run: RunFolder, cells: Cells, seed: int | None) -> int:
-        """Adds a run's numbers; returns how many were found."""
-        number = 0
-        lacking: dict[str, None] = {}
+        """Add a run's numbers, in the table's unit. Record which are missing, and which are refused.
+
+        Returns:
+            How many numbers the run has.
+        """
+        numbers = 0
+        # Several cells may lack the same evaluation, which is said once.
+        missing: dict[str, None] = {}
         wrong: dict[str, None] = {}
         for row, column in cells:
             try:
-                value = measure(self.table, row, column, run)
-            except NotThere as error:
-                lacking[str(error)] = None
+                value = read_value(self.table, row, column, run)
+            except MissingNumber as error:
+                missing[str(error)] = None
             except ValueError as error:
                 wrong[str(error)] = None
             else:
-                # A model that is only evaluated has no training seed; it counts as one.
-                of_cell = self.by_seed.setdefault((row.name, column.name), {})
-                of_cell[-1 if seed is None else seed] = value.scaled(self.table.of_one)
-                number += 1
-        self.missing.extend(f"{name}: {line}" for line in lacking)
+                values = self.by_seed.setdefault((row.name, column.name), {})
+                values[NO_SEED if seed is None else seed] = value.scaled(self.table.accuracy_factor)
+                numbers += 1
+        self.missing.extend(f"{name}: {message}" for message in missing)
         if wrong:
             self.refuse(name, None, list(wrong))
-        return number
+        return numbers
 
     def refuse(self, name: str, preset: str | None, reasons: list[str]) -> None:
-        """Records why a run does not count."""
+        """Record why a run, or its evaluations, do not count."""
         self.refused.append({"folder": name, "preset": preset, "reasons": reasons})
 
 
-def _described(run: RunFolder) -> dict[str, Any]:
+def _provenance(run: RunFolder) -> dict[str, Any]:
+    """Return with what and how long a run was made, as far as its record says it."""
     return {key: run.record_content.get(key) for key in ("commit", "seconds", "versions")}
 
 
@@ -180,7 +216,7 @@ def collect(
 
     Args:
         runs: folder that contains all runs as `<preset>-seed<seed>`.
-        preset_values: for tests; by default the presets are composed.
+        preset_values: for tests; if None, the presets are composed.
         rows: names of the rows to read; empty for all.
 
     Returns:
@@ -228,7 +264,7 @@ def _values_of_preset(name: str) -> dict[str, Any]:
 
 
 def _with_means(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[CellKey, dict[int, Value]]:
-    """Add means over columns, seed by seed."""
+    """Return numbers by cell and seed with those of the cells that are means of other columns."""
     by_seed = dict(by_seed)
     for row in table.rows:
         for column in table.columns:
@@ -236,8 +272,9 @@ def _with_means(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[
             if not averaged:
                 continue
             parts = [by_seed.get((row.name, name), {}) for name in averaged]
+            complete_seeds = set.intersection(*map(set, parts))
             means = {}
-            for seed in sorted(set.intersection(*map(set, parts))):
+            for seed in sorted(complete_seeds):
                 means[seed] = mean_of([part[seed] for part in parts])
             if means:
                 by_seed[row.name, column.name] = means
@@ -250,33 +287,34 @@ def _combine(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[Cel
     Returns:
         By cell its number, and what its interval is over, None without one.
     """
-    measured = {
-        (row, column): _over_seeds(values, table, table.is_collapse(table.row(row), table.column(column)))
-        for (row, column), values in by_seed.items()
-    }
+    measured = {}
+    for (row_name, column_name), values in by_seed.items():
+        is_collapse = table.is_collapse(table.row(row_name), table.column(column_name))
+        measured[row_name, column_name] = _over_seeds(values, table, is_collapse)
     for row in table.rows:
         for column in table.columns:
-            number = _derived(table, row, column, {cell: value.mean for cell, (value, _) in measured.items()})
+            means = {cell: value.mean for cell, (value, _) in measured.items()}
+            number = _derived(table, row, column, means)
             if number is not None:
                 measured[row.name, column.name] = Value(number), None
     return measured
 
 
-def _over_seeds(values: dict[int, Value], table: Table, collapses: bool) -> tuple[Value, str | None]:
+def _over_seeds(values: dict[int, Value], table: Table, is_collapse: bool) -> tuple[Value, str | None]:
     """Combine a cell's numbers over its training seeds.
 
     Args:
         values: from a seed to its number; a single one keeps its interval over questions.
         table: the cell's.
-        collapses: whether the numbers say which trainings collapsed.
+        is_collapse: whether the numbers say which trainings collapsed.
 
     Returns:
         The number, and what its interval is over; None without an interval.
     """
     means = [value.mean for value in values.values()]
-    if collapses and len(means) >= MIN_SEEDS:
-        collapsed = share(sum(map(bool, means)), len(means))
-        return Value(**asdict(collapsed)).scaled(table.of_one), SHARE
+    if is_collapse and len(means) >= MIN_SEEDS:
+        collapsed = sum(map(bool, means))
+        return Value(**asdict(share(collapsed, len(means)))).scaled(table.accuracy_factor), SHARE
     if len(means) > 1:
         number = Value(**asdict(estimate_over_seeds(means)))
         over = "seeds"
@@ -289,14 +327,23 @@ def _over_seeds(values: dict[int, Value], table: Table, collapses: bool) -> tupl
 
 
 def _derived(table: Table, row: Row, column: Column, means: dict[CellKey, float]) -> float | None:
-    """Compute a cell that is a gain or a difference of other cells; None if it is neither, or one of these lacks."""
+    """Return the number of a cell that is a gain or a difference of other cells.
+
+    Args:
+        means: the cells' numbers.
+
+    Returns:
+        A gain in percent, or a difference in the table's unit; None if the cell is neither, or another cell is missing
+        that it needs.
+    """
     gain_of = table.measure_of(row, column).get(GAIN_OF)
     if gain_of and row.baseline:
         ours = means.get((row.name, gain_of))
-        base = means.get((row.baseline, gain_of))
-        if ours is None or not base:
+        baseline = means.get((row.baseline, gain_of))
+        # Over a baseline of 0, no gain is defined.
+        if ours is None or not baseline:
             return None
-        return 100 * (ours / base - 1)
+        return 100 * (ours / baseline - 1)
     if row.minus:
         first_row, second_row = row.minus
         first = means.get((first_row, column.name))
@@ -306,29 +353,41 @@ def _derived(table: Table, row: Row, column: Column, means: dict[CellKey, float]
     return None
 
 
-def _cell(table: Table, row: Row, column: Column, measured: Mapping[CellKey, Any], by_seed: Mapping) -> dict[str, Any]:
+def _cell(
+    table: Table,
+    row: Row,
+    column: Column,
+    measured: Mapping[CellKey, tuple[Value, str | None]],
+    by_seed: Mapping[CellKey, Mapping[int, Value]],
+) -> dict[str, Any]:
+    """Return a cell as JSON values; see `collect`."""
     expected = table.expected(row, column)
     key = (row.name, column.name)
     cell: dict[str, Any] = {"row": row.name, "column": column.name, "expected": expected}
     if key not in measured:
         return cell
     number, interval = measured[key]
-    of_seeds = {seed: value.mean for seed, value in sorted(by_seed.get(key, {}).items()) if seed != -1}
-    return cell | {
+    means = {}
+    for seed, value in sorted(by_seed.get(key, {}).items()):
+        if seed != NO_SEED:
+            means[seed] = value.mean
+    return {
+        **cell,
         "mean": number.mean,
         "low": number.low,
         "high": number.high,
         "interval": interval,
-        "seeds": list(of_seeds),
-        "by_seed": {str(seed): mean for seed, mean in of_seeds.items()},
+        "seeds": list(means),
+        "by_seed": {str(seed): mean for seed, mean in means.items()},
         "difference": None if expected is None else number.mean - expected,
     }
 
 
 def _versions_of_evaluation(table: Table, cells: Cells, run: RunFolder) -> dict[str, str | None]:
+    """Return the packages' versions with which the first evaluation of some cells was made; empty if none was."""
     for row, column in cells:
         for benchmark in table.benchmarks_of(row, column):
-            evaluation = evaluation_of(run.path, benchmark)
+            evaluation = evaluation_folder(run.path, benchmark)
             if evaluation.results.exists():
                 return evaluation.read_results()["config"]["versions"]
     return {}
@@ -336,16 +395,18 @@ def _versions_of_evaluation(table: Table, cells: Cells, run: RunFolder) -> dict[
 
 def hash_of_definition(table: Table) -> str:
     """Return the SHA-256 of what determines a table's numbers, which ties results to one definition."""
-    # If the table has no baseline, the hash equals that of a definition without this key.
     row_keys = ("name", "preset", "presets", "model", "models", "minus", "baseline", "measure", "expected")
-    # By the names that the committed results were hashed with.
+    # From the name in the hash, which the committed results were hashed with, to the field.
     column_keys = {"name": "name", "run": "variant", "preset": "preset", "measure": "measure"}
     benchmarks = {}
     for name, settings in table.benchmarks.items():
         benchmarks[name] = {key: value for key, value in settings.items() if key != "origin"}
     rows = [{key: getattr(row, key) for key in row_keys} for row in table.rows]
-    columns = [{key: getattr(column, name) for key, name in column_keys.items()} for column in table.columns]
+    columns = []
+    for column in table.columns:
+        columns.append({key: getattr(column, name) for key, name in column_keys.items()})
     parts = [table.unit, benchmarks, rows, columns]
+    # Without one the hash stays what it was before tables had baselines.
     if table.baseline:
         parts.append(table.baseline)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

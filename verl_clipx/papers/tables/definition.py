@@ -12,18 +12,24 @@ from verl_clipx.losses.base.refusal import did_you_mean
 
 DEFINITIONS = files("verl_clipx.papers.tables").joinpath("definitions")
 
-# Ways to get a number, by the key of a measure that selects each.
+DATA_FOLDER = "{data}"
+"""In a definition, what stands for the folder of the data sets."""
+
+# The keys of a measure. Each is a way to get a number, and its value says of what.
 BENCHMARK = "benchmark"
 VALIDATION = "validation"
 TIMING = "timing"
 MEAN_OF = "mean_of"
 GAIN_OF = "gain_of"
 COLLAPSE = "collapse"
-"""Whether the training metric that it names collapsed: 1 or 0 for each seed, whose mean is the share that did."""
+"""Its value is a training metric. The number is 1 for a seed on which the metric collapsed, else 0; the mean over seeds
+is the share that collapsed."""
 
 LEVEL = "level"
+"""Its value is a training metric. The number is the metric's mean over the last tenth of the steps."""
+
 AVERAGE = "average"
-"""The mean of the training metric that they name, over the last tenth of the steps and over all of them."""
+"""Its value is a training metric. The number is the metric's mean over all steps."""
 
 READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING, COLLAPSE, LEVEL, AVERAGE)
 
@@ -57,10 +63,12 @@ class Row:
         models: such models by the columns' `variant`.
         minus: two rows, of which this row is the first minus the second.
         quoted: why the row is only quoted from the paper and never measured.
-        baseline: the row with which `gain_of` and the table of differences compare; None for the table's in the latter.
+        baseline: the name of the row with which this one is compared. Without it, the table of differences compares
+            with the table's baseline, and there is no number for `gain_of`.
         measure: see `Column.measure`.
-        measured_bounds: if the preset leaves clip bounds open, `of`, which epsilon they follow (highest or average),
-            and by the columns' `variant` the preset on whose run of the same seed they are measured.
+        measured_epsilon: if the preset leaves clip bounds open, which epsilon of another run they follow: highest or
+            average.
+        measured_on: by the columns' `variant`, the preset of that other run, which has the same seed.
         evaluation_options: more options of `clipx papers eval run` for this row.
         expected: the paper's numbers by column, None where it has none; empty if it has none at all.
     """
@@ -74,9 +82,15 @@ class Row:
     quoted: str | None = None
     baseline: str | None = None
     measure: Mapping[str, Any] = field(default_factory=dict)
-    measured_bounds: Mapping[str, str] = field(default_factory=dict)
+    measured_epsilon: str | None = None
+    measured_on: Mapping[str, str] = field(default_factory=dict)
     evaluation_options: str = ""
     expected: tuple[float | None, ...] = ()
+
+    @property
+    def is_untrained(self) -> bool:
+        """Whether the row shows models as they are, which are evaluated and never trained."""
+        return bool(self.model or self.models)
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,7 @@ class Footnote:
 
 @dataclass(frozen=True)
 class Source:
-    """What a cell's number is read from: a trained preset, or a model as it is."""
+    """What a cell's number is read from: a trained preset, or a model as it is. One of the two is None."""
 
     preset: str | None
     model: str | None
@@ -145,33 +159,69 @@ class Table:
 
     def _faults(self) -> Iterator[str]:
         """Yield what does not fit. Labels and counts of the committed definitions are the tests' to check."""
-        yield from self._unknown("footnotes", *(name for note in self.footnotes for name in note.rows))
-        yield from self._unknown("baseline", *filter(None, [self.baseline]))
+        for note in self.footnotes:
+            yield from self._unknown_rows("footnotes", note.rows)
+        if self.baseline:
+            yield from self._unknown_rows("baseline", [self.baseline])
         for row in self.rows:
-            origins = [row.preset, row.presets, row.model, row.models, row.minus, row.quoted]
-            if sum(map(bool, origins)) + any(column.preset for column in self.columns) != 1:
-                ways = "preset, presets, model, models, minus, quoted, or columns with preset"
-                yield f"row {row.name}: needs exactly one of {ways}"
-            if row.expected and len(row.expected) != len(self.columns):
-                yield f"row {row.name}: {len(row.expected)} expected numbers for {len(self.columns)} columns"
-            yield from self._unknown(f"row {row.name}", *(row.minus or ()), *filter(None, [row.baseline]))
-            for column in (column for column in self.columns if self.source_of(row, column)):
-                measure = self.measure_of(row, column)
-                if sum(kind in measure for kind in READ_FROM_RUN) != 1:
-                    yield f"{row.name}, {column.name}: needs exactly one of {', '.join(READ_FROM_RUN)}"
-                asked = {*self.benchmarks_of(row, column), *filter(None, [measure.get(VALIDATION)])}
-                yield from (f"{row.name}, {column.name}: no benchmark {name}" for name in asked - {*self.benchmarks})
+            yield from self._faults_of_row(row)
+            for column in self.columns:
+                if self.source_of(row, column):
+                    yield from self._faults_of_measure(row, column)
 
-    def _unknown(self, where: str, *rows: str) -> Iterator[str]:
-        return (f"{where}: no row is called {name}" for name in rows if name not in self._row_names)
+    def _faults_of_row(self, row: Row) -> Iterator[str]:
+        origins = [row.preset, row.presets, row.model, row.models, row.minus, row.quoted]
+        origins.append(any(column.preset for column in self.columns))
+        if sum(map(bool, origins)) != 1:
+            ways = "preset, presets, model, models, minus, quoted, or columns with preset"
+            yield f"row {row.name}: needs exactly one of {ways}"
+        if row.expected and len(row.expected) != len(self.columns):
+            yield f"row {row.name}: {len(row.expected)} expected numbers for {len(self.columns)} columns"
+        if row.minus:
+            yield from self._unknown_rows(f"row {row.name}", row.minus)
+        if row.baseline:
+            yield from self._unknown_rows(f"row {row.name}", [row.baseline])
+
+    def _faults_of_measure(self, row: Row, column: Column) -> Iterator[str]:
+        measure = self.measure_of(row, column)
+        ways = [key for key in READ_FROM_RUN if key in measure]
+        if len(ways) != 1:
+            yield f"{row.name}, {column.name}: needs exactly one of {', '.join(READ_FROM_RUN)}"
+        benchmarks = self.benchmarks_of(row, column)
+        if VALIDATION in measure:
+            benchmarks.append(measure[VALIDATION])
+        for benchmark in benchmarks:
+            if benchmark not in self.benchmarks:
+                yield f"{row.name}, {column.name}: no benchmark {benchmark}"
+
+    def _unknown_rows(self, where: str, names: Iterable[str]) -> Iterator[str]:
+        for name in names:
+            if name not in self._rows_by_name:
+                yield f"{where}: no row is called {name}"
 
     @cached_property
-    def _row_names(self) -> dict[str, Row]:
+    def _rows_by_name(self) -> dict[str, Row]:
         return {row.name: row for row in self.rows}
 
     def row(self, name: str) -> Row:
         """Return the row of that name."""
-        return self._row_names[name]
+        return self._rows_by_name[name]
+
+    def chosen_rows(self, names: Sequence[str]) -> list[Row]:
+        """Return the rows of these names, in the table's order; all of them if no name is given.
+
+        Args:
+            names: from `--row` on the command line.
+
+        Raises:
+            ValueError: there is no such row.
+        """
+        for name in names:
+            if name not in self._rows_by_name:
+                known = list(self._rows_by_name)
+                hint = did_you_mean(name, known)
+                raise ValueError(f"--row {name}: table {self.name} has no such row.{hint} It has {', '.join(known)}.")
+        return [row for row in self.rows if not names or row.name in names]
 
     def column(self, name: str) -> Column:
         """Return the column of that name."""
@@ -199,17 +249,17 @@ class Table:
         return COLLAPSE in self.measure_of(row, column)
 
     @property
-    def of_one(self) -> float:
-        """An accuracy of 1 in the table's unit."""
+    def accuracy_factor(self) -> float:
+        """By what an accuracy between 0 and 1 is multiplied to be in the table's unit."""
         return 100.0 if self.unit == "percent" else 1.0
 
     def benchmarks_of(self, row: Row, column: Column) -> list[str]:
         """Return the benchmarks on which a cell needs an evaluation; for a model, a validation is an evaluation too."""
         measure = self.measure_of(row, column)
         if VALIDATION in measure:
-            return [measure[VALIDATION]] if row.model or row.models else []
-        named = measure.get(BENCHMARK, [])
-        return [named] if isinstance(named, str) else list(named)
+            return [measure[VALIDATION]] if row.is_untrained else []
+        benchmarks = measure.get(BENCHMARK, [])
+        return [benchmarks] if isinstance(benchmarks, str) else list(benchmarks)
 
     def source_of(self, row: Row, column: Column) -> Source | None:
         """Return what a cell's number is read from; None for a quoted row, a difference or a mean."""
@@ -217,7 +267,9 @@ class Table:
             return None
         preset = column.preset or row.preset or row.presets.get(column.variant)
         model = row.model or row.models.get(column.variant)
-        return Source(preset, model) if preset or model else None
+        if not preset and not model:
+            return None
+        return Source(preset=preset, model=model)
 
     def is_measurable(self, row: Row, column: Column) -> bool:
         """Return whether some run could fill the cell."""
@@ -240,28 +292,30 @@ class Table:
         """Return how many cells of some rows a run could fill."""
         return sum(self.is_measurable(row, column) for row in rows for column in self.columns)
 
-    def folder_of(self, source: Source) -> str:
-        """Return the path of a source's runs below the folder of all runs. All tables share a preset's runs."""
+    def runs_path(self, source: Source) -> str:
+        """Return where a source's runs are, as a path below the folder of all runs.
+
+        A model's is the folder of its evaluations, which each table has for itself. A preset's is what the paths of all
+        its runs begin with, up to `-seed<seed>`; all tables share these runs.
+        """
         if source.preset:
             return source.preset
-        slug = source.model.removeprefix("{data}/").strip("/").replace("/", "--")
-        return f"models/{self.name}/{slug}"
+        model = source.model.removeprefix(f"{DATA_FOLDER}/")
+        # A model's path or id on the hub becomes the name of one folder.
+        folder = model.strip("/").replace("/", "--")
+        return f"models/{self.name}/{folder}"
 
     def sources(self, rows: Sequence[str] = ()) -> Iterator[tuple[Source, list[tuple[Row, Column]]]]:
         """Yield each preset or model with the cells that are read from it, in the table's order.
 
         Args:
-            rows: names of the wanted rows, from --row; empty for all.
+            rows: as for `chosen_rows`.
 
         Raises:
             ValueError: there is no such row.
         """
-        known = [row.name for row in self.rows]
-        for name in (name for name in rows if name not in known):
-            hint = did_you_mean(name, known)
-            raise ValueError(f"--row {name}: table {self.name} has no such row.{hint} It has {', '.join(known)}.")
         cells: dict[Source, list[tuple[Row, Column]]] = {}
-        for row in (row for row in self.rows if not rows or row.name in rows):
+        for row in self.chosen_rows(rows):
             for column in self.columns:
                 source = self.source_of(row, column)
                 if source is not None:
@@ -271,7 +325,10 @@ class Table:
 
 def columns_used(measure: Mapping[str, Any]) -> list[str]:
     """Return the columns of the same row that a measure combines."""
-    return [*measure.get(MEAN_OF, []), *filter(None, [measure.get(GAIN_OF)])]
+    columns = list(measure.get(MEAN_OF, []))
+    if GAIN_OF in measure:
+        columns.append(measure[GAIN_OF])
+    return columns
 
 
 def table_names() -> list[str]:
@@ -300,19 +357,19 @@ def build_table(name: str, entries: Mapping[str, Any]) -> Table:
     try:
         entries = dict(_section(entries, "the file", Mapping))
         common = _section(entries.pop("evaluation", {}), "evaluation", Mapping)
-        benchmarks = _section(entries.get("benchmarks", {}), "benchmarks", Mapping)
-        entries["benchmarks"] = {
-            key: {**common, **_section(settings, f"benchmarks, {key}", Mapping)} for key, settings in benchmarks.items()
-        }
+        benchmarks = {}
+        for benchmark, settings in _section(entries.get("benchmarks", {}), "benchmarks", Mapping).items():
+            benchmarks[benchmark] = {**common, **_section(settings, f"benchmarks, {benchmark}", Mapping)}
+        entries["benchmarks"] = benchmarks
         for key, kind in (("columns", Column), ("rows", Row), ("footnotes", Footnote)):
-            parts = _section(entries.get(key, []), key, list)
-            entries[key] = [
-                kind(**_as_tuples(_section(part, f"{key}, entry {number}", Mapping)))
-                for number, part in enumerate(parts, 1)
-            ]
+            parts = []
+            for number, part in enumerate(_section(entries.get(key, []), key, list), 1):
+                fields = _section(part, f"{key}, entry {number}", Mapping)
+                parts.append(kind(**_as_tuples(fields)))
+            entries[key] = parts
         return Table(name=name, **_as_tuples(entries))
     except (TypeError, AttributeError) as error:
-        # A field that there is not, that is missing, or that has another type.
+        # A field is unknown, is missing, or has a value of another type.
         raise ValueError(f"table {name}: {error}") from error
 
 

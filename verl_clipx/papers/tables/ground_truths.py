@@ -8,33 +8,46 @@ from omegaconf import DictConfig, OmegaConf
 from verl_clipx.common.files import read_table
 from verl_clipx.run.keys import TRAINING_FILES, VALIDATION_FILES
 
-PACKAGE = "pkg://"
+# With this prefix, verl takes the path of a reward function for an installed module, not for a file.
+PACKAGE_PREFIX = "pkg://"
 
 
-def unusable_ground_truth(config: DictConfig) -> str | None:
-    """Find data with a ground truth that no answer could match, so that every response would count as wrong.
+def find_unusable_ground_truth(config: DictConfig) -> str | None:
+    """Find the first ground truth that no answer could match, so that every response to it would count as wrong.
 
-    This looks at the data files that exist on this machine, if the configured reward's module has `check_ground_truth`.
+    Only data files that are on this machine are read. Nothing is found if the configured reward is not in an installed
+    module, or if its module has no function `check_ground_truth`.
 
     Returns:
-        The file, the row and the fault; None if there is none.
+        A message with the file, the row, counted from 0, and the fault; None if nothing is found.
     """
-    module = str(OmegaConf.select(config, "reward.custom_reward_function.path") or "")
-    if not module.startswith(PACKAGE):
+    reward_path = str(OmegaConf.select(config, "reward.custom_reward_function.path") or "")
+    if not reward_path.startswith(PACKAGE_PREFIX):
         return None
-    check = getattr(import_module(module.removeprefix(PACKAGE)), "check_ground_truth", None)
-    if check is None:
+    reward_module = import_module(reward_path.removeprefix(PACKAGE_PREFIX))
+    check_ground_truth = getattr(reward_module, "check_ground_truth", None)
+    if check_ground_truth is None:
         return None
-    files: list[Path] = []
-    for key in (TRAINING_FILES, VALIDATION_FILES):
-        named = OmegaConf.select(config, key)
-        if isinstance(named, str):
-            named = [named]
-        files += [Path(file) for file in named or []]
-    for path in filter(Path.is_file, files):
-        for number, row in enumerate(read_table(path, ["data_source", "reward_model"]).to_pylist()):
+    for path in _data_files(config):
+        if not path.is_file():
+            continue
+        rows = read_table(path, ["data_source", "reward_model"]).to_pylist()
+        for number, row in enumerate(rows):
+            reward_model = row["reward_model"] or {}
             try:
-                check(row["data_source"], (row["reward_model"] or {}).get("ground_truth"))
+                check_ground_truth(row["data_source"], reward_model.get("ground_truth"))
             except ValueError as error:
                 return f"{path}, row {number}: {error}"
     return None
+
+
+def _data_files(config: DictConfig) -> list[Path]:
+    """Return the files of the training rows and of the validation rows, in this order."""
+    paths: list[Path] = []
+    for key in (TRAINING_FILES, VALIDATION_FILES):
+        # One file, several, or none.
+        configured = OmegaConf.select(config, key) or []
+        if isinstance(configured, str):
+            configured = [configured]
+        paths += [Path(file) for file in configured]
+    return paths

@@ -16,6 +16,7 @@ from verl_clipx.papers.tables.definition import (
     AVERAGE,
     BENCHMARK,
     COLLAPSE,
+    DATA_FOLDER,
     LEVEL,
     TIMING,
     VALIDATION,
@@ -35,7 +36,8 @@ class Value:
     high: float | None = None
 
     by_question: Mapping[str, np.ndarray] | None = field(default=None, compare=False)
-    """Arrays ``[questions]`` by benchmark: `mean` is the sum of their means. None if a number has no questions."""
+    """By benchmark an array ``[questions]``; `mean` is the sum of the arrays' means. None for a number that is not an
+    accuracy of an evaluation."""
 
     def scaled(self, factor: float) -> "Value":
         """Return all numbers multiplied by a factor."""
@@ -51,7 +53,10 @@ class Value:
 
 
 def mean_of(values: Sequence[Value]) -> Value:
-    """Return the mean of values, without an interval: several may share questions, which count once."""
+    """Return the mean of values, which has no interval if there are several.
+
+    An interval would have to count once the questions that the values share.
+    """
     if len(values) == 1:
         return values[0]
     mean = float(np.mean([value.mean for value in values]))
@@ -59,162 +64,210 @@ def mean_of(values: Sequence[Value]) -> Value:
         return Value(mean)
     by_question: dict[str, np.ndarray] = {}
     for value in values:
-        for name, of_questions in value.by_question.items():
-            by_question[name] = by_question.get(name, 0.0) + of_questions / len(values)
+        for benchmark, accuracies in value.by_question.items():
+            # This value's part in the mean.
+            share = accuracies / len(values)
+            by_question[benchmark] = by_question.get(benchmark, 0.0) + share
     return Value(mean, by_question=by_question)
 
 
 def has_collapsed(values: Sequence[float]) -> bool:
-    """Return whether a training collapsed by a logged metric, of which only finite values count."""
-    return collapse([value for value in values if np.isfinite(value)]) is not None
+    """Return whether a training collapsed, by the values of a metric that it logged. Only finite ones are looked at."""
+    finite = [value for value in values if np.isfinite(value)]
+    return collapse(finite) is not None
 
 
-OF_LOGGED = {COLLAPSE: has_collapsed, LEVEL: last_level, AVERAGE: np.mean}
-"""What a measure makes of the logged values of a metric."""
+REDUCTIONS = {COLLAPSE: has_collapsed, LEVEL: last_level, AVERAGE: np.mean}
+"""By the key of a measure, what makes one number of the logged values of a metric."""
 
 
-class NotThere(Exception):
-    """A run has not got that far; the message says what is missing."""
+class MissingNumber(Exception):
+    """A run does not have a number yet; the message says what is missing."""
 
 
-def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
-    """Read one run's number for a cell.
+def read_value(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
+    """Read the number that one run has for a cell.
 
     Args:
-        table, row, column: the cell, which must be one that is read from a run.
+        table, row, column: the cell, for which `table.source_of` is not None.
         run: the folder of the training, or of a model's evaluations.
 
     Returns:
-        Accuracies as fractions, times in seconds, logged metrics as logged, 1 for a collapse.
-        The interval is the evaluation's, over questions.
+        An accuracy as a fraction, a time in seconds, a metric as it was logged, or 1 for a collapse and 0 for none. It
+        has an interval, over questions, if it is an accuracy that one evaluation measured.
 
     Raises:
-        NotThere: the evaluation or the metric is missing.
-        ValueError: the evaluation differs from what the table says; the message names each difference.
+        MissingNumber: the run has no such evaluation, validation, timer or metric.
+        ValueError: the run's evaluation or validation differs from what the table says; the message names each
+            difference.
     """
-    how = table.measure_of(row, column)
-    if TIMING in how:
-        return mean_time(run, how[TIMING], *how["steps"])
-    for kind, reduce in OF_LOGGED.items():
-        if kind in how:
-            return Value(float(reduce(logged_values(run, how[kind]))))
-    if VALIDATION in how and not (row.model or row.models):
-        check_validated_questions(run, how[VALIDATION], table.benchmarks[how[VALIDATION]]["questions"])
-        return Value(best_validation(run, how[VALIDATION], how["samples"]))
-    metric = how["metric"] if BENCHMARK in how else f"avg@{how['samples']}"
-    values = [evaluated(table, row, run, benchmark, metric) for benchmark in table.benchmarks_of(row, column)]
-    return mean_of(values)
+    settings = table.measure_of(row, column)
+    if TIMING in settings:
+        first_step, last_step = settings["steps"]
+        return mean_time(run, settings[TIMING], first_step, last_step)
+    for key, reduce in REDUCTIONS.items():
+        if key in settings:
+            values = logged_values(run, settings[key])
+            return Value(float(reduce(values)))
+    if VALIDATION in settings and not row.is_untrained:
+        data_source = settings[VALIDATION]
+        check_validated_questions(run, data_source, table.benchmarks[data_source]["questions"])
+        return Value(best_validation(run, data_source, settings["samples"]))
+    # A model that nothing trains has no validations; it is evaluated on their questions with as many samples.
+    metric = settings["metric"] if BENCHMARK in settings else f"avg@{settings['samples']}"
+    accuracies = [read_evaluation(table, row, run, benchmark, metric) for benchmark in table.benchmarks_of(row, column)]
+    return mean_of(accuracies)
 
 
-def evaluation_of(folder: Path, benchmark: str) -> EvaluationFolder:
-    """The evaluation on a benchmark in a run's folder."""
+def evaluation_folder(folder: Path, benchmark: str) -> EvaluationFolder:
+    """Return the evaluation on a benchmark in a run's folder, whether it exists or not."""
     return EvaluationFolder(folder / "evaluation" / benchmark)
 
 
 def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
-    """Return the highest accuracy among all validations of a training."""
+    """Return the highest accuracy among all validations of a training.
+
+    Raises:
+        MissingNumber: there is no validation with this number of samples a question.
+    """
+    # In verl's log, the mean of all samples of a question is in the first section, and of fewer in the second.
     names = [f"{section}/{data_source}/acc/mean@{samples}" for section in ("val-core", "val-aux")]
-    accuracies = [step[name] for step in run.metrics.values() for name in names if name in step]
+    accuracies = []
+    for logged in run.metrics.values():
+        accuracies += [logged[name] for name in names if name in logged]
     if not accuracies:
-        raise NotThere(f"no {names[0]} in metrics.jsonl; check that {VALIDATION_SAMPLES} is {samples}")
+        raise MissingNumber(f"no {names[0]} in metrics.jsonl; check that {VALIDATION_SAMPLES} is {samples}")
     return max(accuracies)
 
 
 def check_validated_questions(run: RunFolder, data_source: str, questions: int) -> None:
-    """Refuse a run whose validation file, if it exists here, has a different number of rows for a data source."""
-    named = OmegaConf.select(run.config, VALIDATION_FILES)
-    if isinstance(named, str):
-        named = [named]
-    paths = [Path(path) for path in named or []]
+    """Refuse a run that was validated on another number of questions of a data source than the table says.
+
+    Where its validation files are not on this machine, nothing is refused.
+
+    Raises:
+        ValueError: the numbers differ; the message has both.
+    """
+    configured = OmegaConf.select(run.config, VALIDATION_FILES)
+    if isinstance(configured, str):
+        configured = [configured]
+    paths = [Path(path) for path in configured or []]
     if not paths or not all(path.is_file() for path in paths):
         return
-    in_files = 0
+    validated = 0
     for path in paths:
-        in_files += read_table(path, ["data_source"])[0].to_pylist().count(data_source)
-    if in_files != questions:
-        raise ValueError(f"data.val_files: table {questions} questions of {data_source}, the files have {in_files}")
+        data_sources = read_table(path, ["data_source"])["data_source"].to_pylist()
+        validated += data_sources.count(data_source)
+    if validated != questions:
+        raise ValueError(f"data.val_files: table {questions} questions of {data_source}, the files have {validated}")
 
 
 def mean_time(run: RunFolder, timers: dict[str, float], first: int, last: int) -> Value:
-    """Return the mean seconds per step.
+    """Return the mean over steps of a weighted sum of timers, in seconds.
 
     Args:
-        timers: verl's timers, each with its weight in the sum.
-        first, last: steps to average over, both inclusive.
+        timers: the weight of each of verl's timers in the sum.
+        first, last: the first and the last step that count.
+
+    Raises:
+        MissingNumber: a step was not logged, or without one of the timers.
     """
     totals = []
     for step in range(first, last + 1):
         logged = run.metrics.get(step, {})
-        lacking = [timer for timer in timers if timer not in logged]
-        if lacking:
-            raise NotThere(f"no {', '.join(lacking)} of step {step} in metrics.jsonl")
+        missing = [timer for timer in timers if timer not in logged]
+        if missing:
+            raise MissingNumber(f"no {', '.join(missing)} of step {step} in metrics.jsonl")
         totals.append(sum(weight * logged[timer] for timer, weight in timers.items()))
     return Value(float(np.mean(totals)))
 
 
 def logged_values(run: RunFolder, metric: str) -> list[float]:
-    """Return the values of a metric of metrics.jsonl in the order of the steps, at least one."""
+    """Return the values of a metric that a run logged, in the order of the steps, at least one.
+
+    Raises:
+        MissingNumber: no step has the metric.
+    """
     values = [float(logged[metric]) for logged in run.metrics.values() if metric in logged]
     if not values:
-        raise NotThere(f"no {metric} in metrics.jsonl")
+        raise MissingNumber(f"no {metric} in metrics.jsonl")
     return values
 
 
-def evaluated(table: Table, row: Row, run: RunFolder, benchmark: str, metric: str) -> Value:
-    """Read a metric of an evaluation.
+def read_evaluation(table: Table, row: Row, run: RunFolder, benchmark: str, metric: str) -> Value:
+    """Read a metric of an evaluation, with its interval and its values by question.
 
     Raises:
-        NotThere: the evaluation has not been run or scored, or lacks the metric.
+        MissingNumber: the evaluation has not been run or scored, or lacks the metric.
         ValueError: it was run with other settings, or before the training ended.
     """
-    results = _checked(table, row, run, benchmark)
-    of_benchmark = results["benchmarks"].get(benchmark, {})
-    metrics = of_benchmark.get("result", {})
+    results = _read_checked_results(table, row, run, benchmark)
+    content = results["benchmarks"].get(benchmark, {})
+    metrics = content.get("result", {})
     if metric not in metrics:
-        raise NotThere(f"evaluation/{benchmark} has no {metric}, only {', '.join(metrics) or 'another benchmark'}")
-    return Value(
-        **metrics[metric], by_question={benchmark: np.asarray(of_benchmark["values"][metric], dtype=np.float64)}
-    )
+        has = ", ".join(metrics) or "another benchmark"
+        raise MissingNumber(f"evaluation/{benchmark} has no {metric}, only {has}")
+    by_question = np.asarray(content["values"][metric], dtype=np.float64)
+    return Value(**metrics[metric], by_question={benchmark: by_question})
 
 
-def _checked(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str, Any]:
-    """Return an evaluation's results after checking that they match the table."""
-    evaluation = evaluation_of(run.path, benchmark)
+def _read_checked_results(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str, Any]:
+    """Return an evaluation's results after checking that they match the table; see `read_evaluation`."""
+    evaluation = evaluation_folder(run.path, benchmark)
     if not evaluation.results.exists():
-        raise NotThere(f"no evaluation/{benchmark}/results.json")
+        raise MissingNumber(f"no evaluation/{benchmark}/results.json")
     results = evaluation.read_results()
     config = results["config"]
-    wrong = wrong_settings(table, row, benchmark, config)
+    differences = wrong_settings(table, row, benchmark, config)
     steps = [checkpoint["step"] for checkpoint in config["checkpoints"].values()]
     if run.last_checkpoint is not None and run.last_checkpoint not in steps:
-        wrong.append(f"checkpoints: step {run.last_checkpoint} is the last, but {steps} was evaluated")
-    if wrong:
-        raise ValueError(f"evaluation/{benchmark}: {'; '.join(wrong)}")
+        differences.append(f"checkpoints: step {run.last_checkpoint} is the last, but {steps} was evaluated")
+    if differences:
+        raise ValueError(f"evaluation/{benchmark}: {'; '.join(differences)}")
     return results
 
 
-def protocol_of(row: Row, settings: dict[str, Any]) -> str:
-    """Return the protocol of `clipx papers eval run`; one over several checkpoints does not fit an untrained model."""
-    if not (row.model or row.models):
+def protocol_of(row: Row, settings: Mapping[str, Any]) -> str:
+    """Return the protocol with which `clipx papers eval run` evaluates a row on a benchmark.
+
+    Args:
+        settings: the benchmark's in the table. Their protocol is for trainings: it may be over several checkpoints, of
+            which a model that nothing trains has only one.
+    """
+    if not row.is_untrained:
         return settings["protocol"]
     return "greedy" if settings["temperature"] == 0 else "sampled"
 
 
-def wrong_settings(table: Table, row: Row, benchmark: str, config: dict[str, Any]) -> list[str]:
-    """Describe how an evaluation differs from what the table says, one line per difference."""
+def wrong_settings(table: Table, row: Row, benchmark: str, config: Mapping[str, Any]) -> list[str]:
+    """Return the differences between how an evaluation was made and what the table says, a text each.
+
+    Args:
+        config: the evaluation's own record of how it was made.
+    """
     settings = table.benchmarks[benchmark]
-    wanted = {"protocol": protocol_of(row, settings), "top_p": settings.get("top_p", 1.0)}
-    wanted |= {key: settings[key] for key in ("samples", "temperature", "max_tokens", "questions")}
-    questions = config["benchmarks"].get(benchmark, {}).get("questions")
-    evaluated_with = {**config["sampling"], "protocol": config["protocol"], "questions": questions}
-    # A table's intervals are over questions, not over clusters of them.
-    wanted["cluster"] = None
-    evaluated_with["cluster"] = config.get("cluster")
-    if row.model and "{data}" not in row.model:
+    sampling = config["sampling"]
+    wanted = {
+        "protocol": protocol_of(row, settings),
+        "top_p": settings.get("top_p", 1.0),
+        "samples": settings["samples"],
+        "temperature": settings["temperature"],
+        "max_tokens": settings["max_tokens"],
+        "questions": settings["questions"],
+        # A table's intervals are over questions, not over clusters of them.
+        "cluster": None,
+    }
+    given = {
+        "protocol": config["protocol"],
+        "top_p": sampling["top_p"],
+        "samples": sampling["samples"],
+        "temperature": sampling["temperature"],
+        "max_tokens": sampling["max_tokens"],
+        "questions": config["benchmarks"].get(benchmark, {}).get("questions"),
+        "cluster": config.get("cluster"),
+    }
+    # The path of a model in the data folder differs from machine to machine.
+    if row.model and DATA_FOLDER not in row.model:
         wanted["model"] = row.model
-        evaluated_with["model"] = config["model"]
-    return [
-        f"{key}: table {wanted[key]!r}, evaluation {evaluated_with[key]!r}"
-        for key in wanted
-        if wanted[key] != evaluated_with[key]
-    ]
+        given["model"] = config["model"]
+    return [f"{key}: table {wanted[key]!r}, evaluation {given[key]!r}" for key in wanted if wanted[key] != given[key]]

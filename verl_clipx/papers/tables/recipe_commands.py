@@ -1,7 +1,8 @@
 """The command `clipx papers recipe`: list the presets, show what one sets and why, check the data of its run."""
 
+from dataclasses import astuple, dataclass
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -9,11 +10,15 @@ from rich.markup import escape
 from verl_clipx.common.command_line import end_help, fail, reporting_errors
 from verl_clipx.common.terminal import TerminalConsole, print_plain
 
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
 app = typer.Typer(no_args_is_help=True, help="The papers' trainings as presets: +recipe=<paper>/<name>.")
 console = TerminalConsole()
 
 Preset = Annotated[str, typer.Argument(help="The preset; `clipx papers recipe list` names them.")]
 COLOURS = {"paper": "green", "script": "cyan", "choice": "yellow", "method": "blue", "override": "magenta"}
+"""In the table of a preset, the colour of each kind of origin."""
 
 
 @app.command(
@@ -31,40 +36,66 @@ def list_presets(
         str, typer.Argument(help="List only presets whose name contains this, such as bapo/ or _near.")
     ] = "",
 ) -> None:
-    """List the presets. Each with method, model, data, updates a rollout batch, and the table row that it fills."""
+    """List the presets with their methods, models, data, updates a rollout batch, and the table rows they fill."""
     from verl_clipx.papers.tables.presets import preset_names
 
     names = [name for name in preset_names() if containing in name]
     if not names:
         fail(f"no preset has {containing!r} in its name; `clipx papers recipe list` names them all")
     headings = ("name", "method", "model", "data", "updates", "row")
-    console.print_list("presets: +recipe=<name>", headings, [list(map(escape, summary_of(name))) for name in names])
+    lines = []
+    for name in names:
+        lines.append([escape(cell) for cell in astuple(summarise(name))])
+    console.print_list("presets: +recipe=<name>", headings, lines)
 
 
-def summary_of(name: str) -> tuple[str, ...]:
-    """Return a preset's row in the list, without composing verl's configuration.
+@dataclass(frozen=True)
+class PresetSummary:
+    """What the list of presets says of one. What a preset leaves to verl is empty.
 
-    Returns:
-        Name, method, model, data set, optimizer steps for each rollout batch, and the table's row that it trains. What
-        the preset leaves to verl is empty.
+    Args:
+        method: the groups of configs/clipx that the preset chooses, the method first.
+        model: the last part of the model's path.
+        data: the name of the data set.
+        updates: the number of optimizer updates for each rollout batch.
+        title: names the row of a paper's table that the preset trains.
     """
-    from omegaconf import OmegaConf
 
+    name: str
+    method: str
+    model: str
+    data: str
+    updates: str
+    title: str
+
+
+def summarise(name: str) -> PresetSummary:
+    """Return the summary of a preset, without composing verl's configuration, which takes longer."""
     from verl_clipx.papers.tables.origins import groups_of, title_of
     from verl_clipx.papers.tables.presets import updates_a_step, values_of
-
-    values = values_of(name)
-
-    def path(key: str) -> PurePosixPath:
-        value = OmegaConf.select(values, key)
-        return PurePosixPath(value if isinstance(value, str) else "")
-
-    method = " ".join(group.removeprefix("clipx=").removeprefix("clipx/") for group in groups_of(name))
     from verl_clipx.run.keys import MODEL_PATH, TRAINING_FILES
 
-    model = path(MODEL_PATH).name
-    data = path(TRAINING_FILES).parent.name
-    return name, method, model, data, str(updates_a_step(values) or ""), title_of(name)
+    values = values_of(name)
+    groups = []
+    for group in groups_of(name):
+        groups.append(group.removeprefix("clipx=").removeprefix("clipx/"))
+    return PresetSummary(
+        name=name,
+        method=" ".join(groups),
+        model=_configured_path(values, MODEL_PATH).name,
+        # A data set is a folder, in which each split has a file.
+        data=_configured_path(values, TRAINING_FILES).parent.name,
+        updates=str(updates_a_step(values) or ""),
+        title=title_of(name),
+    )
+
+
+def _configured_path(values: "DictConfig", key: str) -> PurePosixPath:
+    """Return the path that a preset sets; the empty one if it sets none, or several."""
+    from omegaconf import OmegaConf
+
+    value = OmegaConf.select(values, key)
+    return PurePosixPath(value if isinstance(value, str) else "")
 
 
 @app.command(
@@ -104,21 +135,22 @@ def show(
             print_plain(OmegaConf.to_yaml(config, resolve=True).rstrip("\n"))
             return
         if NODE in config:
-            # What a group leaves to the class of its method has an origin, too.
+            # A parameter that the preset leaves to the class of its method has an origin too, and so needs a value.
             with open_dict(config):
                 config[NODE] = completed(OmegaConf.to_container(config[NODE], resolve=False))
-        rows = []
+        lines = []
         for _, origin in sorted(read_origins(name).items()):
             if is_wiring(origin):
                 continue
-            value_in_run = _value(config, origin.key, resolve=False)
-            shown = origin if value_in_run == origin.value else overridden(origin)
-            kind = f"[{COLOURS.get(shown.kind, 'red')}]{shown.kind or 'none'}[/]"
-            value = escape(_as_text(_value(config, origin.key, resolve=True)))
-            rows.append((escape(origin.key), value, kind, escape(f"{shown.comment}  ({origin.file})")))
+            if _read_value(config, origin.key, resolve=False) != origin.value:
+                origin = overridden(origin)
+            kind = f"[{COLOURS.get(origin.kind, 'red')}]{origin.kind or 'none'}[/]"
+            value = _as_text(_read_value(config, origin.key, resolve=True))
+            source = f"{origin.comment}  ({origin.file})"
+            lines.append((escape(origin.key), escape(value), kind, escape(source)))
     console.print(f"{escape(title_of(name))}\n{updates_a_step(config)} optimizer steps for each rollout batch")
     caption = "; ".join(f"{kind}: {LABELS[kind]}" for kind in COLOURS)
-    console.print_list(f"+recipe={name}", ("key", "value", "origin", "what it says"), rows, caption)
+    console.print_list(f"+recipe={name}", ("key", "value", "origin", "what it says"), lines, caption)
 
 
 @app.command(
@@ -134,32 +166,48 @@ def check(
     name: Preset,
     overrides: Annotated[list[str] | None, typer.Argument(help="Further overrides, as for the run itself.")] = None,
 ) -> None:
-    """Check that a reward can use the data's ground truths. Exit code 1 if it can't; only files that are here count."""
+    """Check that the reward of a preset can use the ground truths of its data.
+
+    Only the data files that are on this machine are read. The exit code is 1 if the reward can't use one.
+    """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from verl_clipx.papers.tables.ground_truths import unusable_ground_truth
+    from verl_clipx.papers.tables.ground_truths import find_unusable_ground_truth
     from verl_clipx.papers.tables.presets import compose_preset
 
     with reporting_errors(HydraException, OmegaConfBaseException):
-        fault = unusable_ground_truth(compose_preset(name, overrides or []))
+        config = compose_preset(name, overrides or [])
+        fault = find_unusable_ground_truth(config)
     if fault:
         fail(f"{fault}. Every response to it would count as wrong.")
     console.print_line("The reward can use the ground truths of all data files that are here.")
 
 
-def _value(config: Any, key: str, *, resolve: bool) -> Any:
+def _read_value(config: "DictConfig", key: str, *, resolve: bool) -> Any:
+    """Return a value of a configuration; a mandatory one that is not set is `???`.
+
+    Args:
+        resolve: whether interpolations are resolved; otherwise they are returned as written.
+    """
     from omegaconf import OmegaConf
+
+    from verl_clipx.papers.tables.against_preset import OPEN
 
     parent, _, last = key.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
     if OmegaConf.is_missing(node, last):
-        return "???"
-    plain = OmegaConf.to_container(node, resolve=False)[last] if not resolve else node[last]
-    return OmegaConf.to_container(plain, resolve=True) if OmegaConf.is_config(plain) else plain
+        return OPEN
+    if not resolve:
+        return OmegaConf.to_container(node, resolve=False)[last]
+    value = node[last]
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=True)
+    return value
 
 
 def _as_text(value: Any) -> str:
+    """Return a value as the table of a preset shows it: a list with one item a line, None as YAML's null."""
     if isinstance(value, list):
         return "\n".join(map(str, value))
     return "null" if value is None else str(value)

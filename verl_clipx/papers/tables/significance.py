@@ -1,5 +1,6 @@
 """Compares a table's methods with its baseline, over seeds and questions, and corrects for the number of methods."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -21,11 +22,14 @@ from verl_clipx.papers.tables.definition import Column, Row, Table
 from verl_clipx.papers.tables.measures import Value
 from verl_clipx.papers.tables.page import Cell, Page, printed
 
-WHICH = ("row", "baseline", "column")
-"""Keys of a written comparison that are not fields of `Comparison`."""
+CELL_KEYS = ("row", "baseline", "column")
+"""In the results, the keys of a comparison that say which cells it compares. The others are fields of `Comparison`."""
 
 CellKey = tuple[str, str]
 """Names of the row and the column."""
+
+NO_SEED = -1
+"""In place of a training seed, for the number of a model that nothing trains."""
 
 
 def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -> list[dict[str, Any]]:
@@ -37,36 +41,44 @@ def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -
     Returns:
         JSON values: row, baseline, column, and the fields of `Comparison`, in which the baseline comes first.
     """
-    compared = []
+    comparisons = []
     for row in table.rows:
         baseline = table.baseline_of(row)
         for column in table.columns:
             ours = by_seed.get((row.name, column.name), {})
             base = by_seed.get((baseline, column.name), {})
-            # A model that is only evaluated has no training seed.
-            if not (ours and base) or -1 in ours or -1 in base:
+            if not ours or not base:
+                continue
+            if NO_SEED in ours or NO_SEED in base:
                 continue
             if table.is_collapse(row, column):
-                comparison = _compare_shares(base.values(), ours.values(), table.of_one)
+                comparison = _compare_collapses(base.values(), ours.values(), table.accuracy_factor)
             else:
-                comparison = _compare(list(base.values()), list(ours.values()))
-            compared.append({"row": row.name, "baseline": baseline, "column": column.name, **asdict(comparison)})
-    return compared
+                comparison = _compare_numbers(list(base.values()), list(ours.values()))
+            comparisons.append({"row": row.name, "baseline": baseline, "column": column.name, **asdict(comparison)})
+    return comparisons
 
 
-def _compare_shares(base: Iterable[Value], ours: Iterable[Value], unit: float) -> Comparison:
-    """Compare which trainings collapsed; the means are multiplied by what 1 is in the table's unit."""
-    comparison = compare_shares([bool(value.mean) for value in base], [bool(value.mean) for value in ours])
+def _compare_collapses(base: Iterable[Value], ours: Iterable[Value], factor: float) -> Comparison:
+    """Compare the shares of trainings that collapsed.
+
+    Args:
+        base, ours: for each training a number that is 0 if it did not collapse.
+        factor: by what the shares and their difference are multiplied.
+    """
+    base_collapsed = [bool(value.mean) for value in base]
+    ours_collapsed = [bool(value.mean) for value in ours]
+    comparison = compare_shares(base_collapsed, ours_collapsed)
     return replace(
         comparison,
-        first=unit * comparison.first,
-        second=unit * comparison.second,
-        difference=unit * comparison.difference,
+        first=factor * comparison.first,
+        second=factor * comparison.second,
+        difference=factor * comparison.difference,
     )
 
 
-def _compare(base: list[Value], ours: list[Value]) -> Comparison:
-    """Compare numbers over seeds and questions or, where one has no questions, over seeds alone."""
+def _compare_numbers(base: list[Value], ours: list[Value]) -> Comparison:
+    """Compare numbers over seeds and questions or, where one of them has no questions, over seeds alone."""
     stacked_base = _stacked(base)
     stacked_ours = _stacked(ours)
     if stacked_base is None or stacked_ours is None or list(stacked_base) != list(stacked_ours):
@@ -89,21 +101,23 @@ def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
 
     Each column's methods with the same baseline are corrected together.
     """
-    comparisons = _corrected(results.get("comparisons", []))
+    comparisons = _read_corrected(results.get("comparisons", []))
     if not comparisons:
         return None
-    columns = [column for column in table.columns if any(key[1] == column.name for key in comparisons)]
-    rows = [row for row in table.rows if any(key[0] == row.name for key in comparisons)]
+    compared_rows = {row_name for row_name, _ in comparisons}
+    compared_columns = {column_name for _, column_name in comparisons}
+    rows = [row for row in table.rows if row.name in compared_rows]
+    columns = [column for column in table.columns if column.name in compared_columns]
 
     def text(row: Row, column: Column) -> Cell:
         comparison = comparisons.get((row.name, column.name))
         if comparison is None:
-            return Cell("", "")
+            return Cell(expected="", measured="")
         difference = _difference(comparison, table.digits_of(column))
+        # A page prints what is measured in bold, which here marks the significant differences.
         if comparison.verdict in (None, ALIKE):
-            return Cell(difference, "")
-        # Measured numbers are printed in bold, which here marks significant differences.
-        return Cell("", difference)
+            return Cell(expected=difference, measured="")
+        return Cell(expected="", measured=difference)
 
     return Page(
         title=f"{table.title}: differences from the baseline",
@@ -114,17 +128,25 @@ def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
     )
 
 
-def _corrected(comparisons: Sequence[Mapping[str, Any]]) -> dict[CellKey, Comparison]:
-    """Return the written comparisons by cell, with Holm's p-values over those of a column with the same baseline."""
-    families: dict[tuple[str, str], dict[CellKey, Comparison]] = {}
-    for entry in comparisons:
-        fields = {key: value for key, value in entry.items() if key not in WHICH}
-        family = families.setdefault((entry["baseline"], entry["column"]), {})
-        family[entry["row"], entry["column"]] = Comparison(**fields)
-    corrected = {}
+def _read_corrected(entries: Sequence[Mapping[str, Any]]) -> dict[CellKey, Comparison]:
+    """Return comparisons from the results by cell, with p-values that are corrected by Holm's method.
+
+    The correction is for how many rows of a column are compared with the same baseline; such comparisons are a family.
+
+    Args:
+        entries: what `compare_rows` returned.
+    """
+    families: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for entry in entries:
+        families[entry["baseline"], entry["column"]].append(entry)
+    comparisons = {}
     for family in families.values():
-        corrected.update(zip(family, correct_family([*family.values()]), strict=True))
-    return corrected
+        uncorrected = []
+        for entry in family:
+            uncorrected.append(Comparison(**{key: value for key, value in entry.items() if key not in CELL_KEYS}))
+        for entry, comparison in zip(family, correct_family(uncorrected), strict=True):
+            comparisons[entry["row"], entry["column"]] = comparison
+    return comparisons
 
 
 def _difference(comparison: Comparison, digits: int) -> str:
@@ -132,33 +154,41 @@ def _difference(comparison: Comparison, digits: int) -> str:
     difference = printed(comparison.difference, digits, sign="+")
     if comparison.verdict is None:
         return difference
-    if comparison.low is None:
+    if _is_of_shares(comparison):
         return f"{difference}, {comparison.p_text}"
     low = printed(comparison.low, digits, sign="+")
     high = printed(comparison.high, digits, sign="+")
     return f"{difference} [{low}, {high}], {comparison.p_text}"
 
 
+def _is_of_shares(comparison: Comparison) -> bool:
+    """Return whether shares of collapses were compared, whose exact test gives a p-value but no interval."""
+    return comparison.verdict is not None and comparison.low is None
+
+
 def _below(comparisons: Collection[Comparison], baselines: Iterable[str]) -> list[str]:
     """Return the lines below the page: what is subtracted, and how intervals and p-values were made."""
     lines = [f"Each row minus {' or '.join(dict.fromkeys(baselines))}."]
-    kinds = {comparison.over for comparison in comparisons if comparison.low is not None}
+    with_interval = [comparison for comparison in comparisons if comparison.low is not None]
     meanings = {
         SEEDS_AND_QUESTIONS: "over training seeds and questions together",
         SEEDS: "only over training seeds where a number has no questions",
     }
-    intervals = [text for kind, text in meanings.items() if kind in kinds]
+    kinds = {comparison.over for comparison in with_interval}
+    intervals = [meaning for kind, meaning in meanings.items() if kind in kinds]
     if intervals:
         lines.append(f"95 % intervals {', '.join(intervals)}; not corrected for the number of methods.")
-        doubts = dict.fromkeys(
-            caution(min(comparison.seeds))
-            for comparison in comparisons
-            if comparison.verdict and comparison.low is not None
-        )
-        lines += [f"{doubt}." for doubt in doubts if doubt]
-    if any(comparison.verdict and comparison.low is None for comparison in comparisons):
+        # A caution that holds for several comparisons is printed once.
+        cautions: dict[str, None] = {}
+        for comparison in with_interval:
+            caution_text = caution(min(comparison.seeds)) if comparison.verdict else ""
+            if caution_text:
+                cautions[caution_text] = None
+        lines += [f"{caution_text}." for caution_text in cautions]
+    if any(map(_is_of_shares, comparisons)):
         lines.append("Shares of collapsed trainings: Boschloo's exact test.")
     if any(comparison.verdict for comparison in comparisons):
         lines.append("p: Holm's, over the methods of a column with one baseline, not over columns. Bold: p < 0.05.")
     reasons = dict.fromkeys(comparison.refused for comparison in comparisons if comparison.verdict is None)
-    return [*lines, *(f"There is no interval and no p: {reason}." for reason in reasons)]
+    lines += [f"There is no interval and no p: {reason}." for reason in reasons]
+    return lines

@@ -157,7 +157,7 @@ def collect(
         number = len(results["missing"])
         console.print(f"[yellow]missing[/] {number} runs or numbers, listed in {out} under missing", soft_wrap=True)
     if not results["runs"] and not results["refused"]:
-        example = min(table.folder_of(source) for source, _ in table.sources(row or ()))
+        example = min(table.runs_path(source) for source, _ in table.sources(row or ()))
         console.print_line(f"No run of this table is in {runs}. Its runs would be {runs / example}* and the like.")
     if results["refused"]:
         raise typer.Exit(1)

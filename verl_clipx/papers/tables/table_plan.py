@@ -1,17 +1,19 @@
-"""Plans the commands that fill a table: lines for bash, of which the launchers take those that train or evaluate."""
+"""Plans the commands that fill a table. Each is a line for bash; those that train or evaluate can go to a launcher."""
 
 import contextlib
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from omegaconf import DictConfig
 
 from verl_clipx.analysis.runs.folder import RunFolder, run_path
 from verl_clipx.common.files import parquet_file
 from verl_clipx.losses.configs_folder import configs_folder
-from verl_clipx.papers.tables.definition import Column, Row, Source, Table
-from verl_clipx.papers.tables.measures import evaluation_of, protocol_of
+from verl_clipx.papers.tables.definition import DATA_FOLDER, Column, Row, Table
+from verl_clipx.papers.tables.measures import evaluation_folder, protocol_of
+from verl_clipx.run.run_files import METRICS
 
 PREPARE = "prepare"
 TRAIN = "train"
@@ -41,12 +43,24 @@ class Places:
 
     runs: Path
     data: Path
-    """Folder of the data sets, which is `{data}` in definitions."""
+    """Folder of the data sets, for which definitions have DATA_FOLDER."""
 
     hardware: str
     nodes: int
     evaluation_options: str = ""
     """Further options of `clipx papers eval run`, after the table's."""
+
+
+class BoundsSource(NamedTuple):
+    """Where the clip bounds come from that a preset leaves open.
+
+    Args:
+        epsilon: which epsilon they follow: highest or average.
+        metrics: the log of the run that had this epsilon.
+    """
+
+    epsilon: str
+    metrics: Path
 
 
 def plan_table(table: Table, places: Places, seeds: tuple[int, ...], rows: tuple[str, ...] = ()) -> list[Job]:
@@ -66,38 +80,44 @@ def plan_table(table: Table, places: Places, seeds: tuple[int, ...], rows: tuple
         Job(
             kind=PREPARE,
             label=entry["makes"],
-            command=entry["command"].replace("{data}", shlex.quote(str(places.data))),
+            command=entry["command"].replace(DATA_FOLDER, shlex.quote(str(places.data))),
             done=(places.data / entry["makes"]).exists(),
         )
         for entry in table.prepare
     ]
     for source, cells in sources:
         if source.model:
-            jobs += _evaluations(table, places, cells, source.model, places.runs / table.folder_of(source))
+            model = source.model.replace(DATA_FOLDER, str(places.data))
+            folder = places.runs / table.runs_path(source)
+            jobs += _evaluation_jobs(table, places, cells, model, folder)
     for seed in seeds:
         for source, cells in sources:
             if source.preset:
-                jobs += _run(table, places, source, cells, seed)
+                jobs += _jobs_of_run(table, places, cells, source.preset, seed)
     return jobs
 
 
-def _run(table: Table, places: Places, source: Source, cells: list[tuple[Row, Column]], seed: int) -> list[Job]:
-    run = RunFolder(run_path(places.runs, source.preset, seed))
-    evaluations = _evaluations(table, places, cells, str(run.path / "checkpoints"), run.path)
-    # The checkpoints may have been removed after the evaluations.
-    trained = is_trained(run) or (bool(evaluations) and all(job.done for job in evaluations))
-    train = Job(
+def _jobs_of_run(table: Table, places: Places, cells: list[tuple[Row, Column]], preset: str, seed: int) -> list[Job]:
+    """Return the training of a preset and its evaluations."""
+    run = RunFolder(run_path(places.runs, preset, seed))
+    evaluations = _evaluation_jobs(table, places, cells, str(run.path / "checkpoints"), run.path)
+    has_all_evaluations = bool(evaluations) and all(job.done for job in evaluations)
+    # After its evaluations a run needs nothing that a training leaves, and its checkpoints may have been removed.
+    is_done = has_finished(run) or has_all_evaluations
+    if not is_done:
+        # They are of an earlier training, and `clipx papers eval run` will refuse to go on with them.
+        evaluations = [replace(job, done=False) for job in evaluations]
+    training = Job(
         kind=TRAIN,
-        label=f"{source.preset}, seed {seed}",
-        command=training_command(places, source.preset, seed, run.path, _bounds(places, cells, seed)),
-        done=trained,
+        label=f"{preset}, seed {seed}",
+        command=training_command(places, preset, seed, run.path, _bounds_source(places, cells, seed)),
+        done=is_done,
     )
-    # Evaluations of an earlier training do not count; `clipx papers eval run` itself will refuse them.
-    return [train, *(job if trained else replace(job, done=False) for job in evaluations)]
+    return [training, *evaluations]
 
 
-def is_trained(run: RunFolder) -> bool:
-    """Return whether a run has made all its steps. If their number cannot be determined, it has not."""
+def has_finished(run: RunFolder) -> bool:
+    """Return whether a training has made all its steps; False also if their number cannot be determined here."""
     if not run.is_trained or not run.metrics:
         return False
     total = run.config.trainer.total_training_steps or steps_by_data(run.config)
@@ -105,36 +125,53 @@ def is_trained(run: RunFolder) -> bool:
 
 
 def steps_by_data(config: DictConfig) -> int | None:
-    """Return the whole batches of the training rows times the epochs; None if a file of them is not on this machine."""
-    named = config.data.train_files
-    files = [Path(name).expanduser() for name in ([named] if isinstance(named, str) else named)]
-    if not all(file.is_file() for file in files):
+    """Return how many steps a training makes: the whole batches of its training rows, times its epochs.
+
+    Returns:
+        None if a file of the training rows is not on this machine.
+    """
+    configured = config.data.train_files
+    if isinstance(configured, str):
+        configured = [configured]
+    paths = [Path(name).expanduser() for name in configured]
+    if not all(path.is_file() for path in paths):
         return None
-    rows = sum(map(rows_in, files))
-    most = config.data.get("train_max_samples", -1)
-    rows = min(rows, most) if most > 0 else rows
-    return rows // config.data.train_batch_size * config.trainer.total_epochs
+    rows = sum(map(count_rows, paths))
+    # verl takes -1 for all rows.
+    largest_number = config.data.get("train_max_samples", -1)
+    if largest_number > 0:
+        rows = min(rows, largest_number)
+    batches = rows // config.data.train_batch_size
+    return batches * config.trainer.total_epochs
 
 
-def rows_in(path: Path) -> int:
+def count_rows(path: Path) -> int:
     """Return the number of rows of a Parquet file."""
     with parquet_file(path) as file:
         return file.metadata.num_rows
 
 
-def _bounds(places: Places, cells: list[tuple[Row, Column]], seed: int) -> tuple[str, Path] | None:
+def _bounds_source(places: Places, cells: list[tuple[Row, Column]], seed: int) -> BoundsSource | None:
+    """Return where the open clip bounds of a preset come from; None if it leaves none open.
+
+    Args:
+        cells: those that the preset fills.
+    """
     for row, column in cells:
-        if row.measured_bounds and column.variant in row.measured_bounds:
-            measured_on = run_path(places.runs, row.measured_bounds[column.variant], seed)
-            return row.measured_bounds["of"], measured_on / "metrics.jsonl"
+        preset = row.measured_on.get(column.variant)
+        if preset is not None:
+            return BoundsSource(epsilon=row.measured_epsilon, metrics=run_path(places.runs, preset, seed) / METRICS)
     return None
 
 
-def training_command(places: Places, preset: str, seed: int, run: Path, bounds: tuple[str, Path] | None = None) -> str:
-    """Return the line that trains, which calls the recipes' own `launch` with the preset's name.
+def training_command(
+    places: Places, preset: str, seed: int, run: Path, bounds_source: BoundsSource | None = None
+) -> str:
+    """Return the line for bash that trains. It calls the recipes' own `launch` with the preset's name.
 
     Args:
-        bounds: which epsilon open clip bounds follow, and the metrics on which they are measured.
+        run: the folder of the run.
+        bounds_source: for a preset with open clip bounds.
 
     Raises:
         FileNotFoundError: the recipes do not exist.
@@ -156,36 +193,53 @@ def training_command(places: Places, preset: str, seed: int, run: Path, bounds: 
     if places.hardware == "cpu":
         # The check of the environment would take a third of such a run.
         variables |= {"VERL_PLATFORM": "cpu", "PREFLIGHT": "0"}
-    script = f"set -eu; source {shlex.quote(str(recipes))}"
+    commands = ["set -eu", f"source {shlex.quote(str(recipes))}"]
     launch = f"launch {preset}"
-    if bounds:
-        which, metrics = bounds
-        measure = f"python3 -m verl_clipx.papers.tables.measured_bounds {shlex.quote(str(metrics))} {which}"
-        # As an assignment, so that a failure ends the line.
-        script = f"{script}; bounds=$({measure})"
+    if bounds_source:
+        metrics = shlex.quote(str(bounds_source.metrics))
+        measure = f"python3 -m verl_clipx.papers.tables.measured_bounds {metrics} {bounds_source.epsilon}"
+        # Under `set -e` a failure ends the line in an assignment, but not among the arguments of `launch`.
+        commands.append(f"bounds=$({measure})")
         launch = f"{launch} $bounds"
-    assignments = " ".join(f"{key}={shlex.quote(value)}" for key, value in variables.items())
-    return f"{assignments} bash -c {shlex.quote(f'{script}; {launch}')}"
+    script = "; ".join([*commands, launch])
+    assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    return f"{assignments} bash -c {shlex.quote(script)}"
 
 
-def _evaluations(table: Table, places: Places, cells: list[tuple[Row, Column]], model: str, folder: Path) -> list[Job]:
-    jobs = {}
+def _evaluation_jobs(
+    table: Table, places: Places, cells: list[tuple[Row, Column]], model: str, folder: Path
+) -> list[Job]:
+    """Return the evaluations that some cells need, one for each benchmark.
+
+    Args:
+        cells: all of those that are read from `folder`.
+        model: what is evaluated: a folder of checkpoints, or a model's path or id on the hub.
+        folder: the run, or the folder of a model's evaluations.
+    """
+    jobs: dict[str, Job] = {}
     for row, column in cells:
         for benchmark in table.benchmarks_of(row, column):
-            settings = table.benchmarks[benchmark]
-            arguments = ["clipx", "papers", "eval", "run", model.replace("{data}", str(places.data))]
-            arguments += ["--benchmark", f"{benchmark}={places.data / settings['file']}"]
-            arguments += ["--out", str(folder / "evaluation" / benchmark)]
-            arguments += ["--protocol", protocol_of(row, settings)]
-            for key in ("samples", "temperature", "max_tokens", "top_p"):
-                if key in settings:
-                    arguments += [f"--{key.replace('_', '-')}", str(settings[key])]
-            for options in (table.evaluation_options, row.evaluation_options, places.evaluation_options):
-                arguments += shlex.split(options)
             jobs[benchmark] = Job(
                 kind=EVALUATE,
                 label=f"{folder.name} on {benchmark}",
-                command=shlex.join(arguments),
-                done=evaluation_of(folder, benchmark).results.exists(),
+                command=_evaluation_command(table, places, row, benchmark, model, folder),
+                done=evaluation_folder(folder, benchmark).results.exists(),
             )
     return list(jobs.values())
+
+
+def _evaluation_command(table: Table, places: Places, row: Row, benchmark: str, model: str, folder: Path) -> str:
+    """Return the line for bash that evaluates; the arguments are as for `_evaluation_jobs`."""
+    settings = table.benchmarks[benchmark]
+    words = ["clipx", "papers", "eval", "run", model]
+    words += ["--benchmark", f"{benchmark}={places.data / settings['file']}"]
+    words += ["--out", str(evaluation_folder(folder, benchmark).path)]
+    words += ["--protocol", protocol_of(row, settings)]
+    for key in ("samples", "temperature", "max_tokens", "top_p"):
+        if key in settings:
+            option = key.replace("_", "-")
+            words += [f"--{option}", str(settings[key])]
+    # Of an option that comes twice, the last one counts.
+    for options in (table.evaluation_options, row.evaluation_options, places.evaluation_options):
+        words += shlex.split(options)
+    return shlex.join(words)
