@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tests.analysis.runs.commands import clipx
+from tests.analysis.runs.commands import answer, clipx
 from tests.papers.tables.compositions import on_a_machine
 from tests.papers.tables.runs import ACPO, GRPO, VERSIONS, collected, write_metrics, write_results, write_run
 from tests.papers.tables.tables import made_table
@@ -212,12 +212,23 @@ def test_what_cannot_be_read_is_named_and_stops_its_run_alone(tmp_path, file, co
 
 def test_the_command_writes_the_results_of_the_chosen_rows_and_says_what_is_missing(tmp_path):
     file, runs = tmp_path / "tables" / "bapo_table2.json", ("--runs", tmp_path)
-    output = clipx("papers", "table", "collect", "bapo_table2", *runs)
-    assert f"0 of 6 cells from 0 runs: {file} missing 2 runs or numbers, listed in {file} under missing" in output
-    assert f"{tmp_path}/bapo/octothinker_3b_bapo*" in output
+    # Without any run a table has no number, which is a failure for people and for programs.
+    output = clipx("papers", "table", "collect", "bapo_table2", *runs, code=1)
+    assert f"0 of 6 cells from 0 runs: {file} missing 2 runs or numbers; {file} lists them under the key" in output
+    assert f"{tmp_path}/bapo/octothinker_3b_grpo-seed1 would be one." in output
     results = json.loads(file.read_text())
     assert results["table"] == "bapo_table2" and len(results["cells"]) == 6
     assert results["missing"] == ["bapo/octothinker_3b_grpo: 0 of 1 seeds", "bapo/octothinker_3b_bapo: 0 of 1 seeds"]
-    output = clipx("papers", "table", "collect", "bapo_table2", *runs, "--row", "BAPO")
+    assert answer("papers", "table", "collect", "bapo_table2", *runs, code=1)["missing"] == results["missing"]
+    output = clipx("papers", "table", "collect", "bapo_table2", *runs, "--row", "BAPO", code=1)
     assert output.startswith("0 of 3 cells from 0 runs: ")
     assert json.loads(file.read_text())["missing"] == ["bapo/octothinker_3b_bapo: 0 of 1 seeds"]
+
+
+def test_a_row_that_no_run_fills_is_named(tmp_path):
+    output = clipx("papers", "table", "collect", "ar_lopti_figure4", "--runs", tmp_path, "--row", "GPT-4o", code=1)
+    assert output.startswith("0 of 0 cells from 0 runs: ")
+    assert output.endswith(
+        "No run fills GPT-4o: such a row is only quoted, or the difference of two other rows, which you choose with "
+        "--row as well."
+    )

@@ -1,8 +1,10 @@
 """The commands `clipx papers table list|plan|collect|render`, which turn runs into the papers' tables."""
 
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -39,28 +41,27 @@ def list_tables(as_json: AsJson = False) -> None:
     """List the tables, and how many of their cells a run could fill."""
     from verl_clipx.papers.tables.definition import load_table, table_names
 
-    tables = []
+    entries = []
     for table_name in table_names():
         table = load_table(table_name)
-        tables.append(
+        presets = [source.preset for source, _ in table.sources() if source.preset]
+        entries.append(
             {
                 "name": table.name,
                 "title": table.title,
                 "source": table.source,
                 "cells": table.count_measurable(table.rows),
-                "presets": sum(source.preset is not None for source, _ in table.sources()),
+                "presets": len(presets),
                 "made by": "benchmarks/table_fill.py" if table.in_one_process else "plan",
             }
         )
     if as_json:
-        print_json(tables=tables)
+        print_json(tables=entries)
         return
-    rows = [[escape(str(value)) for value in table.values()] for table in tables]
-    console.print_list(
-        "clipx papers table plan NAME",
-        ("name", "what", "source", "cells", "presets", "made by"),
-        rows,
-    )
+    rows = []
+    for entry in entries:
+        rows.append([escape(str(value)) for value in entry.values()])
+    console.print_list("clipx papers table plan NAME", list(entries[0]), rows)
 
 
 @app.command(
@@ -75,12 +76,23 @@ def list_tables(as_json: AsJson = False) -> None:
 def plan(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
-    data: Annotated[Path | None, typer.Option(help="Folder of the data sets; by default the table's.")] = None,
-    hardware: Annotated[str | None, typer.Option(help="Group of configs/hardware; by default the table's.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of a training; by default the table's.")] = None,
-    row: Annotated[list[str] | None, typer.Option(help="Only this row; you can repeat it.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="Only this training seed; you can repeat it.")] = None,
-    evaluation_options: Annotated[str, typer.Option(help="Further options for every `clipx papers eval run`.")] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="The folder of the data sets. Without it, the one that the table names.")
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="The group of configs/hardware to train with. Without it, the table's.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="The number of nodes of a training. Without it, the table's.")
+    ] = None,
+    rows: Annotated[
+        list[str] | None, typer.Option("--row", help="A row to fill; you can repeat the option. Without it, all are.")
+    ] = None,
+    seeds: Annotated[
+        list[int] | None,
+        typer.Option("--seed", help="A training seed; you can repeat the option. Without it, the table's seeds."),
+    ] = None,
+    evaluation_options: Annotated[str, typer.Option(help="Options to add to every `clipx papers eval run`.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Print the commands that still have to run. Each is a line for bash, or for a launcher."""
@@ -88,7 +100,7 @@ def plan(
 
     table = _load(name)
     if table.in_one_process:
-        fail(f"table {name}: `python benchmarks/table_fill.py {name}` makes its runs, in a checkout")
+        fail(f"table {name} has no plan: in a checkout, `python benchmarks/table_fill.py {name}` makes its runs")
     places = Places(
         runs=runs,
         data=data or Path(table.data),
@@ -96,18 +108,17 @@ def plan(
         nodes=nodes or table.nodes,
         evaluation_options=evaluation_options,
     )
-    # The presets look for their data files there.
+    # The configurations of earlier runs name their data files by this variable.
     os.environ["CLIPX_DATA"] = str(places.data)
     with reporting_errors():
-        jobs = plan_table(table, places, tuple(seed or table.seeds), tuple(row or ()))
-    waiting = [job for job in jobs if not job.done]
+        jobs = plan_table(table, places, tuple(seeds or table.seeds), tuple(rows or ()))
     if as_json:
-        commands = [{"kind": job.kind, "label": job.label, "command": job.command, "done": job.done} for job in jobs]
-        print_json(table=name, commands=commands)
+        print_json(table=name, commands=[asdict(job) for job in jobs])
         return
-    trainings = sum(job.kind == TRAIN for job in waiting)
-    console.print_line(f"# {name}: {len(waiting)} of {len(jobs)} commands left, of which {trainings} train.")
-    for job in waiting:
+    open_jobs = [job for job in jobs if not job.done]
+    trainings = [job for job in open_jobs if job.kind == TRAIN]
+    console.print_line(f"# {name}: {len(open_jobs)} of {len(jobs)} commands left, of which {len(trainings)} train.")
+    for job in open_jobs:
         console.print_line(f"\n# {job.kind}: {job.label}\n{job.command}")
 
 
@@ -123,44 +134,76 @@ def plan(
 def collect(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
-    out: Annotated[Path | None, typer.Option(help="File of the results; by default RUNS/tables/<name>.json.")] = None,
-    row: Annotated[
-        list[str] | None, typer.Option(help="Only this row; the others stay empty. You can repeat it.")
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write the results to. Without it, RUNS/tables/<name>.json.")
+    ] = None,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option("--row", help="A row to collect; you can repeat the option. Without it, all are."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read the runs' numbers into a file. Refuse runs that are not the presets', and say what is missing."""
+    """Read the runs' numbers into a file. Refuse runs that are not the presets', and say what is missing.
+
+    The exit code is 1 if a run is refused, or if there is no run at all.
+    """
     from verl_clipx.papers.tables.collect import collect as collect_table
 
     table = _load(name)
+    chosen = rows or []
     if not runs.is_dir():
         fail(f"--runs {runs}: there is no such folder. Give the one that `clipx papers table plan` trained in")
-    # The runs look for their validation files there.
+    # The configurations of the runs name their validation files by this variable.
     os.environ.setdefault("CLIPX_DATA", table.data)
     out = out or default_results(runs, name)
     with reporting_errors():
         with progress_console.status("composing presets, reading runs"):
-            results = collect_table(table, runs, rows=row or ())
+            results = collect_table(table, runs, rows=chosen)
         write_json(out, results)
     if as_json:
         print_json(**results, file=str(out))
-        is_complete = results["runs"] and not results["refused"]
-        raise typer.Exit(0 if is_complete else 1)
+    else:
+        _print_collected(table, chosen, results, runs, out)
+    if results["refused"] or not results["runs"]:
+        raise typer.Exit(1)
+
+
+def _print_collected(table: "Table", rows: Sequence[str], results: Mapping[str, Any], runs: Path, out: Path) -> None:
+    """Print how many numbers were collected, what was refused and why, and how much is missing.
+
+    Args:
+        rows: names of the rows that were collected; empty for all.
+        results: from `collect`.
+        runs: the folder of all runs.
+        out: the file of the results.
+    """
     measured = sum("mean" in cell for cell in results["cells"])
-    possible = table.count_measurable([of_table for of_table in table.rows if not row or of_table.name in row])
-    console.print_line(f"{measured} of {possible} cells from {len(results['runs'])} runs: {out}")
-    for entry in results["refused"]:
-        console.print(f"[red]refused[/] {escape(entry['folder'])}", soft_wrap=True)
-        for reason in entry["reasons"]:
+    measurable = table.count_measurable(table.chosen_rows(rows))
+    console.print_line(f"{measured} of {measurable} cells from {len(results['runs'])} runs: {out}")
+    for refusal in results["refused"]:
+        console.print(f"[red]refused[/] {escape(refusal['folder'])}", soft_wrap=True)
+        for reason in refusal["reasons"]:
             console.print_line(f"  {reason}")
     if results["missing"]:
-        number = len(results["missing"])
-        console.print(f"[yellow]missing[/] {number} runs or numbers, listed in {out} under missing", soft_wrap=True)
+        missing = f"{len(results['missing'])} runs or numbers; {out} lists them under the key `missing`."
+        console.print(f"[yellow]missing[/] {escape(missing)}", soft_wrap=True)
     if not results["runs"] and not results["refused"]:
-        example = min(table.runs_path(source) for source, _ in table.sources(row or ()))
-        console.print_line(f"No run of this table is in {runs}. Its runs would be {runs / example}* and the like.")
-    if results["refused"]:
-        raise typer.Exit(1)
+        console.print_line(_explain_no_run(table, rows, runs))
+
+
+def _explain_no_run(table: "Table", rows: Sequence[str], runs: Path) -> str:
+    """Return why nothing was collected: no run is there, or the chosen rows take none."""
+    from verl_clipx.analysis.runs.folder import run_path
+
+    for source, _ in table.sources(rows):
+        example = runs / table.runs_path(source)
+        if source.preset:
+            example = run_path(runs, source.preset, table.seeds[0])
+        return f"No run of this table is in {runs}. {example} would be one."
+    return (
+        f"No run fills {', '.join(rows)}: such a row is only quoted, or the difference of two other rows, which you "
+        "choose with --row as well."
+    )
 
 
 @app.command(
@@ -176,9 +219,11 @@ def render(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
     results: Annotated[
-        Path | None, typer.Option(help="Results from `collect`; by default RUNS/tables/<name>.json.")
+        Path | None, typer.Option(help="The file that `collect` wrote. Without it, RUNS/tables/<name>.json.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; by default standard output.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write the table to. Without it, standard output.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print a table in Markdown. It has the paper's and the measured numbers, intervals and differences."""
@@ -186,26 +231,26 @@ def render(
     from verl_clipx.papers.tables.render import cells_of
     from verl_clipx.papers.tables.render import render as render_table
 
+    if as_json and out is not None:
+        fail("--json prints to standard output: leave out --out.", 2)
     table = _load(name)
-    path = results or default_results(runs, name)
     if results and not results.exists():
         fail(f"--results {results}: there is no such file. Make it with `clipx papers table collect {name}`")
+    path = results or default_results(runs, name)
     with reporting_errors():
-        read = None
+        collected = None
         if path.exists():
-            read = read_json_object(path, {"definition": str})
-            if read["definition"] != hash_of_definition(table):
+            collected = read_json_object(path, {"definition": str})
+            if collected["definition"] != hash_of_definition(table):
                 raise ValueError(
-                    f"{path}: the table's definition has changed since then. "
+                    f"{path}: the table's definition has changed since these results were collected. "
                     f"Run `clipx papers table collect {name}` again"
                 )
-            check_shape(path, read, RESULTS)
+            check_shape(path, collected, RESULTS)
         if as_json:
-            if out is not None:
-                fail("--json prints to standard output: leave out --out.", 2)
-            print_json(table=name, title=table.title, source=table.source, cells=cells_of(table, read))
+            print_json(table=name, title=table.title, source=table.source, cells=cells_of(table, collected))
             return
-        content = render_table(table, read)
+        content = render_table(table, collected)
         if out is None:
             typer.echo(content, nl=False)
         else:
