@@ -89,7 +89,7 @@ def build(
         ),
     ] = None,
 ) -> None:
-    """Build a data set: a deduplicated Parquet file for each split. Splits finished before are not made again."""
+    """Build a data set: a Parquet file without duplicates for each split. A finished split is not built again."""
     from verl_clipx.papers.tasks.catalog import definition_named
     from verl_clipx.papers.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE, TEMPLATES
     from verl_clipx.run.keys import CHAT_TEMPLATE
