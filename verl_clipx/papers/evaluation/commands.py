@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 
 Cluster = Annotated[
     str | None,
-    typer.Option(help="Key of extra_info that is equal for questions of one source: intervals are then over sources."),
+    typer.Option(
+        help="A key of extra_info that is equal for questions of one source; intervals are over sources then."
+    ),
 ]
 All = Annotated[bool, typer.Option("--all", help="Show all metrics, not just the five that matter most.")]
-METHOD = "Folder of an evaluation, or a quoted pattern of a method's folders, one for each training seed"
+METHOD = "The folder of an evaluation, or a quoted pattern of a method's folders, one for each training seed"
 
 DEFAULT_REWARD = "verl_clipx.papers.tasks.reward:compute_score_for_evaluation"
 SHOWN = ("avg", "pass", "maj", "length", "truncated")
+"""The kinds of metrics that a table shows without --all; a kind is a metric's name before its @."""
 
 app = typer.Typer(no_args_is_help=True, help="Sample from checkpoints, estimate accuracy, and compare runs.")
 console = TerminalConsole()
@@ -48,38 +51,48 @@ def run(
             help="A run's folder of global_step_N, one of them, a Hugging Face folder, or an id on the hub."
         ),
     ],
-    benchmark: Annotated[
-        list[str], typer.Option(help="Parquet file in verl's format, or NAME=FILE. You can repeat it.")
+    benchmark_files: Annotated[
+        list[str],
+        typer.Option("--benchmark", help="A Parquet file in verl's format, or NAME=FILE; you can repeat the option."),
     ],
     out: Annotated[
-        Path, typer.Option(help="Folder of the evaluation; the same command continues an evaluation that is in it.")
+        Path,
+        typer.Option(help="The folder of the evaluation. If one is there, the same command goes on with it."),
     ],
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest response, in tokens.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="The length at which a response is cut off, in tokens.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Hydra overrides of verl's configuration: +hardware=cpu, trainer.n_gpus_per_node=4, …"),
     ] = None,
-    protocol: Annotated[str, typer.Option(help="greedy, sampled or mean-of-last-three.")] = "sampled",
+    protocol: Annotated[str, typer.Option(help="How to sample: greedy, sampled or mean-of-last-three.")] = "sampled",
     samples: Annotated[
         int | None,
         # More than any published pass@k uses, and few enough that all responses fit in memory.
-        typer.Option(min=1, max=1 << 14, help="Samples for each question and seed; by default the protocol's."),
+        typer.Option(min=1, max=1 << 14, help="Samples for each question and seed. Without it, the protocol's."),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, help="Sampling temperature, 0 for greedy; by default the protocol's.")
+        float | None, typer.Option(min=0, help="The temperature, 0 for greedy. Without it, the protocol's.")
     ] = None,
-    top_p: Annotated[float, typer.Option(min=1e-6, max=1, help="Top-p; 1 keeps all tokens.")] = 1.0,
-    seed: Annotated[
+    top_p: Annotated[float, typer.Option(min=1e-6, max=1, help="The top-p; 1 keeps all tokens.")] = 1.0,
+    seeds: Annotated[
         list[int] | None,
-        typer.Option(min=0, max=(1 << 31) - 1, help="Seed of the samples, 0 by default. Repeat it for more samples."),
+        typer.Option(
+            "--seed",
+            min=0,
+            max=(1 << 31) - 1,
+            help="A seed of the samples; repeat the option for more samples. Without it, the seed is 0.",
+        ),
     ] = None,
     template: Annotated[
-        str, typer.Option(help="chat; plain, for a base model without a chat template; or package.module:NAME.")
+        str,
+        typer.Option(
+            help="The chat template: chat, the model's own; plain, for a base model; or one in package.module:NAME."
+        ),
     ] = "chat",
-    reward: Annotated[str, typer.Option(help="Reward function, package.module:function.")] = DEFAULT_REWARD,
+    reward: Annotated[str, typer.Option(help="The reward function, package.module:function.")] = DEFAULT_REWARD,
     cluster: Cluster = None,
     chunk_size: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Completions of one run of verl: what an interruption can lose.")
+        int, typer.Option(min=1, max=1_000_000, help="Completions of one run of verl, which an interruption can lose.")
     ] = 4096,
     all_metrics: All = False,
 ) -> None:
@@ -94,22 +107,23 @@ def run(
 
         if protocol not in PROTOCOLS:
             raise ValueError(f"--protocol {protocol}: must be one of {', '.join(PROTOCOLS)}")
-        chosen = PROTOCOLS[protocol]
-        if chosen is GREEDY and temperature:
+        settings = PROTOCOLS[protocol]
+        if settings is GREEDY and temperature:
             raise ValueError(
                 f"--protocol greedy --temperature {temperature}: greedy always takes the most likely token. "
                 "Use --protocol sampled"
             )
         sampling = SamplingSettings(
-            samples=chosen.samples if samples is None else samples,
+            samples=settings.samples if samples is None else samples,
             max_tokens=max_tokens,
-            temperature=chosen.temperature if temperature is None else temperature,
+            temperature=settings.temperature if temperature is None else temperature,
             top_p=top_p,
-            seeds=tuple(seed or (0,)),
+            seeds=tuple(seeds or (0,)),
             template=template,
         )
-        checkpoints = chosen.choose(find_checkpoints(model))
-        benchmarks = read_benchmarks(benchmark)
+        checkpoints = settings.choose(find_checkpoints(model))
+        benchmarks = read_benchmarks(benchmark_files)
+        # A reward that cannot be used stops the command before anything is sampled.
         load_reward(reward, benchmarks, cluster)
         # The processes of the run may have other working folders.
         folder = EvaluationFolder(out.resolve())
@@ -140,12 +154,19 @@ def score(
         _score_and_print(EvaluationFolder(folder), all_metrics, reward, cluster)
 
 
-def _score_and_print(folder: "EvaluationFolder", all_metrics: bool, *rules: str | None) -> None:
+def _score_and_print(
+    folder: "EvaluationFolder", all_metrics: bool, reward: str | None = None, cluster: str | None = None
+) -> None:
+    """Score an evaluation's completions and print a table for each benchmark.
+
+    Args:
+        reward, cluster: in place of those that the evaluation was made with; None for these.
+    """
     from verl_clipx.common.statistics.estimate import Estimate
     from verl_clipx.papers.evaluation.scores import score as score_all
 
     with messages.status("scoring"):
-        results = score_all(folder, *rules)
+        results = score_all(folder, reward, cluster)
     protocol = results["config"]["protocol"]
     for name, reported in results["benchmarks"].items():
         table = Table(title=escape(f"{name}: {reported['questions']} questions, {protocol}"))
@@ -160,11 +181,13 @@ def _score_and_print(folder: "EvaluationFolder", all_metrics: bool, *rules: str 
 
 
 def shown_metrics(metrics: Iterable[str], all_metrics: bool) -> list[str]:
-    """Return the metrics that a table shows: `avg`, `pass` and `maj` of the most samples, `length` and `truncated`."""
+    """Return the metrics that a table shows: all, or one of each kind in SHOWN, that of the most samples."""
     names = list(metrics)
-    # Of several pass@j the last has the most draws.
+    if all_metrics:
+        return names
+    # A later name replaces an earlier one of its kind: of several pass@j the last has the most samples.
     by_kind = {name.partition("@")[0]: name for name in names}
-    return names if all_metrics else [by_kind[kind] for kind in SHOWN if kind in by_kind]
+    return [by_kind[kind] for kind in SHOWN if kind in by_kind]
 
 
 @app.command(
@@ -193,30 +216,44 @@ def compare(
         from verl_clipx.common.files import write_json
         from verl_clipx.papers.evaluation.comparison import compare_evaluations, find_evaluations, verdicts
 
-        folders = {"first": find_evaluations(first), "second": find_evaluations(second)}
-        compared = compare_evaluations(*folders.values())
+        first_folders = find_evaluations(first)
+        second_folders = find_evaluations(second)
+        compared = compare_evaluations(first_folders, second_folders)
         for benchmark, metrics in compared.items():
             _print_compared(benchmark, metrics, all_metrics)
         for line in verdicts(compared):
             console.print_line(line)
         if out is not None:
-            written: dict[str, Any] = {side: list(map(str, paths)) for side, paths in folders.items()}
-            written["benchmarks"] = {}
+            benchmarks: dict[str, Any] = {}
             for name, metrics in compared.items():
-                written["benchmarks"][name] = {metric: asdict(comparison) for metric, comparison in metrics.items()}
-            write_json(out, written)
+                benchmarks[name] = {metric: asdict(comparison) for metric, comparison in metrics.items()}
+            write_json(
+                out,
+                {
+                    "first": list(map(str, first_folders)),
+                    "second": list(map(str, second_folders)),
+                    "benchmarks": benchmarks,
+                },
+            )
 
 
 def _print_compared(benchmark: str, metrics: dict[str, "Comparison"], all_metrics: bool) -> None:
+    """Print the differences of two methods on a benchmark, a metric a line."""
     table = Table(title=escape(f"{benchmark}: second minus first"), box=SIMPLE, pad_edge=False)
     for heading in ("metric", "first", "second", "difference [95 %]", "p", "+/-/="):
         table.add_column(heading, no_wrap=True)
     for metric in shown_metrics(metrics, all_metrics):
         comparison = metrics[metric]
-        interval = "" if comparison.low is None else f" [{comparison.low:+.3f}, {comparison.high:+.3f}]"
-        p_value = "" if comparison.p_value is None else f"{comparison.p_value:.4f}"
-        counts = f"{comparison.wins}/{comparison.losses}/{comparison.ties}"
-        means = f"{comparison.first:.3f}", f"{comparison.second:.3f}"
-        table.add_row(escape(metric), *means, f"{comparison.difference:+.3f}{interval}", p_value, counts)
+        difference = f"{comparison.difference:+.3f}"
+        if comparison.low is not None:
+            difference += f" [{comparison.low:+.3f}, {comparison.high:+.3f}]"
+        table.add_row(
+            escape(metric),
+            f"{comparison.first:.3f}",
+            f"{comparison.second:.3f}",
+            difference,
+            "" if comparison.p_value is None else f"{comparison.p_value:.4f}",
+            f"{comparison.wins}/{comparison.losses}/{comparison.ties}",
+        )
     console.print(table)
     console.print_line("+/-/=: questions on which the second is higher, lower, equal.")
