@@ -1,9 +1,11 @@
-r"""Refuses a text of which the grammar leaves something out of the value, or in which it takes words for factors.
+r"""Refuses texts that math-verify misreads: a part of the text is not in the value, or words are taken for factors.
 
 Two answers are equal only if every token of both is part of the values that were compared. math-verify's grammar
 accepts more than its conversion uses: it drops the index of a number, and computes `\phantom{7}` as 7, dy/dx as 0 and
 `10\text{ girls and }12` as a product. This module therefore lists what becomes part of a value. Anything else is
 refused, and a refused answer is right only if it is spelled as the right answer is.
+
+`node` is a node of a parse tree everywhere: one of a rule of the grammar, with children, or one of a token.
 """
 
 import re
@@ -18,17 +20,24 @@ from latex2sympy2_extended.antlr_parser import PSParser
 
 _GRAMMAR = yaml.safe_load(files("verl_clipx.papers.tasks.math").joinpath("grammar.yaml").read_text(encoding="utf-8"))
 _LISTS = {name: frozenset(members.split()) for name, members in _GRAMMAR.items()}
+# Names of rules: a product's factor with its sign, and a power.
 _FACTORS = {"unary", "unary_nofunc"}
 _POWERS = {"exp", "exp_nofunc"}
-_VECTOR = re.compile(r"\\(?:vec|overrightarrow|hat)\b")
+_VECTOR_ACCENT = re.compile(r"\\(?:vec|overrightarrow|hat)\b")
+# The first group is there for a text, which the grammar takes for an accent too; the second is what has the accent.
 _ACCENT = re.compile(r"\\(?:(text|mbox)|bar|overline|vec|overrightarrow|(?:wide)?(?:hat|tilde)|d?dot|bm)\s*\{(.*)\}")
 
 # Brackets in a text are dropped, so that the choice (A) is A.
 _TEXT = re.compile(r"\s*(?:\([^()]*\)|[^()]*)\s*")
 
+# A proper or an improper fraction of two whole numbers, and an angle in degrees.
+_FRACTION = re.compile(r"\\[dtc]?frac\{(\d+)\}\{(\d+)\}")
+_ANGLE = re.compile(r"\d+\^.*circ\}?")
+
+# What check_words leaves out of a text: commands, with what is in their braces where that is no product.
 _COMMAND = re.compile(r"\\(?:begin|end|text|mbox|bm|math[a-z]+|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
-# Letters without a blank between them are factors, as in 2ab, unless they can be spoken. More than three from the
-# beginning of the alphabet cannot.
+# Several letters, a blank and another letter are words. Letters without a blank between them are factors, as in 2ab,
+# unless they can be spoken: four or more with a vowel. Those that consist of a to e alone, such as abcde, are factors.
 _WORD = re.compile(
     r"[A-Za-z]{2,}\s+[A-Za-z]|[A-Za-z]\s+[A-Za-z]{2,}"
     r"|(?<![A-Za-z])(?![a-e]+(?![A-Za-z]))(?=[A-Za-z]*[AEIOUaeiou])[A-Za-z]{4,}"
@@ -53,37 +62,53 @@ def check_tree(tree: Any, text: str) -> None:
             fault = _fault_of_rule(node)
         if fault:
             raise ValueError(f"{fault}: {node.getText()!r}")
-    left = [character for place, character in enumerate(text) if place not in covered and not character.isspace()]
-    if left:
-        raise ValueError(f"{''.join(left)!r} is left over")
+    uncovered = ""
+    for place, character in enumerate(text):
+        if place not in covered and not character.isspace():
+            uncovered += character
+    if uncovered:
+        raise ValueError(f"{uncovered!r} is left over")
 
 
 def _fault_of_token(node: Any) -> str | None:
-    kind = _kind(node)
+    """Return why a token is not the part of the value that it is meant to be; None if it is."""
+    name = _token_name(node)
     text = node.getText().strip()
-    if node.symbol.type == Token.EOF or _rule(node.parentCtx) == "degree":
+    if node.symbol.type == Token.EOF or _rule_name(node.parentCtx) == "degree":
         return None
-    if kind not in _LISTS["tokens"] and text != ",":
+    if name not in _LISTS["tokens"] and text != ",":
         return "no part of a value"
-    if kind in ("OTHER_SYMBOL_CMD", "SYMBOL") and text not in _LISTS["symbols"]:
+    if name in ("OTHER_SYMBOL_CMD", "SYMBOL") and text not in _LISTS["symbols"]:
         return "an operator, not a variable"
     if text == r"\infty" and _is_operand(node):
         return "infinity, which absorbs what is added to it"
-    if kind == "ACCENT":
-        accent = _ACCENT.fullmatch(text)
-        if accent is None:
-            return "no accent of a variable"
-        if accent[1] and len(accent[2].strip(" ()")) != 1 and not _stands_alone(node):
-            return "a word, not a factor"
-        if accent[1] and not _TEXT.fullmatch(accent[2]):
-            return "a text with signs that would be dropped"
-    if kind == "PLUS_MINUS" and any(_rule(above) == "ordered_tuple" for above in _above(node)):
+    if name == "ACCENT":
+        return _fault_of_accent(node, text)
+    if name == "PLUS_MINUS" and any(_rule_name(above) == "ordered_tuple" for above in _above(node)):
         return "two signs, not two members"
     return None
 
 
+def _fault_of_accent(node: Any, text: str) -> str | None:
+    """Return what is wrong with a token such as `\vec{v}` or `\text{even}`, whose text is given."""
+    accent = _ACCENT.fullmatch(text)
+    if accent is None:
+        return "no accent of a variable"
+    text_command, content = accent.groups()
+    if text_command is None:
+        return None
+    # A single letter is a factor in any font.
+    is_letter = len(content.strip(" ()")) == 1
+    if not is_letter and not _stands_alone(node):
+        return "a word, not a factor"
+    if not _TEXT.fullmatch(content):
+        return "a text with signs that would be dropped"
+    return None
+
+
 def _fault_of_rule(node: Any) -> str | None:
-    rule = _rule(node)
+    """Return why a node of a rule is not converted to the value that it is meant to be; None if it is."""
+    rule = _rule_name(node)
     if rule not in _LISTS["rules"]:
         return "no part of a value"
     check = _CHECKS.get(rule)
@@ -91,78 +116,129 @@ def _fault_of_rule(node: Any) -> str | None:
 
 
 def _fault_of_index(node: Any) -> str | None:
-    has_index = any(_rule(child) == "subexpr" for child in node.getChildren())
-    is_base = _rule(node) == "func" and (node.start.text == r"\log" or node.atom_expr_no_supexpr() is not None)
-    return "an index that would be dropped" if has_index and not is_base else None
+    """Return what is wrong with the index of a power or a function: only a base or a function's own index counts."""
+    has_index = any(_rule_name(child) == "subexpr" for child in node.getChildren())
+    if not has_index:
+        return None
+    if _rule_name(node) == "func":
+        is_logarithm = node.start.text == r"\log"
+        # A function that is called by a letter, such as f_1(2).
+        is_called_by_name = node.atom_expr_no_supexpr() is not None
+        if is_logarithm or is_called_by_name:
+            return None
+    return "an index that would be dropped"
 
 
 def _fault_of_function(node: Any) -> str | None:
-    if node.atom_expr_no_supexpr() is not None and node.supexpr() is not None:
+    """Return what is wrong with a function: f^{-1}(2) and f^2(2), of which the exponent is not a power's."""
+    is_called_by_name = node.atom_expr_no_supexpr() is not None
+    if is_called_by_name and node.supexpr() is not None:
         return "an inverse or an iteration, not a power"
     return _fault_of_index(node)
 
 
 def _fault_of_membership(node: Any) -> str | None:
-    if not node.IN():
+    r"""Return what is wrong with a relation such as `x \in \{1, 2\}`; None also for a relation of another kind.
+
+    The set must be a single one; of one that is computed from others, such as a union, no member is known.
+    """
+    is_membership = bool(node.IN())
+    if not is_membership:
         return None
-    members = node.getChild(2)
-    while members.getChildCount() == 1 and _rule(members) != "set_atom":
-        members = members.getChild(0)
-    return None if _rule(members) == "set_atom" else "a set of which no member is known"
+    # The children are what is a member, the sign, and the set.
+    set_node = node.getChild(2)
+    # The set is wrapped in one rule for each operation that it could be, but is not.
+    while _rule_name(set_node) != "set_atom" and set_node.getChildCount() == 1:
+        set_node = set_node.getChild(0)
+    if _rule_name(set_node) == "set_atom":
+        return None
+    return "a set whose members are not known"
 
 
 def _fault_of_fraction(node: Any) -> str | None:
-    return "a derivative, not a fraction" if _has_differential(node.lower) else None
+    """Return what is wrong with a fraction."""
+    return "a derivative, not a fraction" if _is_under_derivative(node.lower) else None
 
 
 def _fault_of_product(node: Any) -> str | None:
+    r"""Return what is wrong with a product or quotient: dy/dx is none, and letters may be vectors.
+
+    Between letters, `\times` is a vector product as often as a product of numbers. `\cdot` is taken for that of numbers
+    unless both sides have a vector's accent.
+    """
     if node.getChildCount() < 3:
+        # The rule also stands around a single factor.
         return None
-    left, sign, right = node.getChildren()
-    if _kind(sign) in ("DIV", "CMD_DIV") and _has_differential(right):
+    left, operator, right = node.getChildren()
+    operator_name = _token_name(operator)
+    if operator_name in ("DIV", "CMD_DIV") and _is_under_derivative(right):
         return "a derivative, not a fraction"
-    if _kind(sign) == "CMD_TIMES" and _has_base(left) and _has_base(right):
+    if operator_name == "CMD_TIMES" and _has_variable(left) and _has_variable(right):
         return "perhaps a product of vectors"
-    if _kind(sign) == "CMD_CDOT" and _VECTOR.search(left.getText()) and _VECTOR.search(right.getText()):
+    if operator_name == "CMD_CDOT" and _has_vector_accent(left) and _has_vector_accent(right):
         return "a product of vectors"
     return None
 
 
 def _fault_of_group(node: Any) -> str | None:
-    bracket = _kind(node.getChild(0))
-    if bracket in ("L_BRACE_VISUAL", "L_BRACE_CMD") or (bracket == "L_BRACKET" and len([*_tokens(node)]) == 3):
-        return None if _stands_alone(node) else "perhaps a part of a number"
-    return None
+    r"""Return what is wrong with `\{x\}` or `[x]`, which mean a fractional or an integer part, unless they stand alone.
+
+    In brackets, more than one token is taken for a group.
+    """
+    bracket = _token_name(node.getChild(0))
+    is_in_braces = bracket in ("L_BRACE_VISUAL", "L_BRACE_CMD")
+    # Two of the tokens are the brackets themselves.
+    is_token_in_brackets = bracket == "L_BRACKET" and len([*_tokens(node)]) == 3
+    if not is_in_braces and not is_token_in_brackets:
+        return None
+    return None if _stands_alone(node) else "perhaps a part of a number"
 
 
 def _fault_of_members(node: Any) -> str | None:
-    members = [child for child in node.getChildren() if _rule(child) == "comma_elements"]
-    is_list = _rule(node.parentCtx) == "set_elements"
-    if len(members) > 1 and not is_list and any(member.getChildCount() > 1 for member in members):
+    """Return what is wrong with members between semicolons, as in (1, 2; 3), unless no bracket is around them."""
+    members = [child for child in node.getChildren() if _rule_name(child) == "comma_elements"]
+    is_list = _rule_name(node.parentCtx) == "set_elements"
+    if len(members) == 1 or is_list:
+        return None
+    if any(member.getChildCount() > 1 for member in members):
         return "members, and members of members"
     return None
 
 
 def _fault_of_factors(node: Any) -> str | None:
-    """Return what is wrong with factors without a sign between them.
-
-    A number after a letter or another number begins a second value, as in 6ft2in, unless it is a mixed number.
-    """
-    factors = [child for child in node.getChildren() if _rule(child) in ("postfix", "postfix_nofunc")]
+    """Return what is wrong with factors without a sign between them."""
+    factors = [child for child in node.getChildren() if _rule_name(child) in ("postfix", "postfix_nofunc")]
     for place, (before, after) in enumerate(pairwise(factors)):
-        has_letter = not _LISTS["letters"].isdisjoint(map(_kind, _tokens(before)))
-        is_number = len([token for token in _tokens(before) if _rule(token.parentCtx) != "degree"]) == 1
-        if _kind_of(after.start) in _LISTS["numbers"] and (has_letter or is_number):
+        follows_two_letters = place > 0 and _is_letter(factors[place - 1]) and _is_letter(before)
+        if _is_second_number(before, after, follows_two_letters):
             return "a second number, not a factor"
-        after_word = place > 0 and all(map(_is_letter, factors[place - 1 : place + 1]))
-        if after_word and _LISTS["letters"].isdisjoint(map(_kind, _tokens(after))):
-            return "a second number, not a factor"
-        fraction = re.fullmatch(r"\\[dtc]?frac\{(\d+)\}\{(\d+)\}", after.getText())
-        if fraction and before.getText().isdigit() and (len(factors) > 2 or int(fraction[1]) >= int(fraction[2])):
+        fraction = _FRACTION.fullmatch(after.getText())
+        if fraction is None:
+            continue
+        is_proper = int(fraction[1]) < int(fraction[2])
+        # A whole number and a proper fraction are a mixed number, if nothing else is in the product.
+        if before.getText().isdigit() and (len(factors) > 2 or not is_proper):
             return "a factor or a part of a mixed number"
-        if fraction and re.fullmatch(r"\d+\^.*circ\}?", before.getText()):
+        if _ANGLE.fullmatch(before.getText()):
             return "a part of an angle, not a factor"
     return None
+
+
+def _is_second_number(before: Any, after: Any, follows_two_letters: bool) -> bool:
+    """Return whether a factor begins a second value after another factor, as in 6ft2in.
+
+    Args:
+        before, after: the nodes of the two factors.
+        follows_two_letters: whether `before` is a letter and so is the factor before it: they may be a unit.
+    """
+    if _symbolic_name(after.start) in _LISTS["numbers"]:
+        if _has_letter(before):
+            return True
+        # One token that is no letter is a number. In a mixed number a fraction follows it, not a number.
+        tokens = [token for token in _tokens(before) if _rule_name(token.parentCtx) != "degree"]
+        if len(tokens) == 1:
+            return True
+    return follows_two_letters and not _has_letter(after)
 
 
 _CHECKS: dict[str, Callable[[Any], str | None]] = {
@@ -180,62 +256,80 @@ _CHECKS: dict[str, Callable[[Any], str | None]] = {
     "group": _fault_of_group,
     "semicolon_elements": _fault_of_members,
 }
+"""By the name of a rule, what returns the fault of its nodes."""
 
 
-def _is_letter(factor: Any) -> bool:
-    return factor.start is factor.stop and _kind_of(factor.start) in _LISTS["letters"]
+def _is_letter(node: Any) -> bool:
+    """Return whether a factor is a single letter, or a token of letters such as a Greek one."""
+    return node.start is node.stop and _symbolic_name(node.start) in _LISTS["letters"]
 
 
-def _has_differential(node: Any) -> bool:
-    r"""Return whether a denominator has the differential of a variable: dx, or a difference such as \Delta x."""
+def _has_letter(node: Any) -> bool:
+    """Return whether any token of a node is a letter, or has letters."""
+    return any(_token_name(token) in _LISTS["letters"] for token in _tokens(node))
+
+
+def _has_vector_accent(node: Any) -> bool:
+    return _VECTOR_ACCENT.search(node.getText()) is not None
+
+
+def _is_under_derivative(node: Any) -> bool:
+    r"""Return whether a denominator is a derivative's: it has dx, or a difference such as `\Delta x`."""
     for below in _nodes(node):
-        if _kind(below) == "DIFFERENTIAL":
+        if _token_name(below) == "DIFFERENTIAL":
             return True
-        if _rule(below) in _FACTORS:
-            names = [child.getText().strip() for child in below.getChildren()]
-            if any(name in (r"\Delta", r"\delta", "d") for name in names[:-1]):
+        if _rule_name(below) in _FACTORS:
+            factors = [child.getText().strip() for child in below.getChildren()]
+            # As the last factor, each of these is a variable.
+            if any(factor in (r"\Delta", r"\delta", "d") for factor in factors[:-1]):
                 return True
     return False
 
 
-def _has_base(node: Any) -> bool:
-    """Return whether a product has a variable, which may be a vector, outside of exponents and functions."""
+def _has_variable(node: Any) -> bool:
+    """Return whether a product has a variable, which may be a vector, outside exponents, indices and functions."""
     if isinstance(node, TerminalNode):
-        return _kind(node) in _LISTS["letters"] - {"EXP_E"} and node.getText().strip() != r"\pi"
-    if _rule(node) in ("supexpr", "func", "abs_group", "subexpr"):
+        is_number = _token_name(node) == "EXP_E" or node.getText().strip() == r"\pi"
+        return _token_name(node) in _LISTS["letters"] and not is_number
+    if _rule_name(node) in ("supexpr", "func", "abs_group", "subexpr"):
         return False
     children = [*node.getChildren()]
-    if _rule(node) in _POWERS and len(children) > 1:
+    if _rule_name(node) in _POWERS and len(children) > 1:
+        # Only the base.
         children = children[:1]
-    return any(map(_has_base, children))
+    return any(map(_has_variable, children))
 
 
 def _stands_alone(node: Any) -> bool:
     """Return whether a word or a group is the whole of an answer, of a member of a list, or of an index."""
     for below, above in pairwise([node, *_above(node)]):
-        if _rule(above) == "subexpr":
+        if _rule_name(above) == "subexpr":
             return True
-        if above.getChildCount() > 1 and not (_rule(above) == "group" and below is above.getChild(1)):
-            return _rule(above) in _LISTS["wholes"]
+        # The middle one of a group's children is what is in its brackets.
+        is_in_brackets = _rule_name(above) == "group" and below is above.getChild(1)
+        if above.getChildCount() > 1 and not is_in_brackets:
+            return _rule_name(above) in _LISTS["wholes"]
     return True
 
 
 def _is_operand(node: Any) -> bool:
     """Return whether a token is computed with, beyond a sign before it."""
     for below, above in pairwise([node, *_above(node)]):
-        has_sign = _rule(above) in _FACTORS and _rule(below) in _FACTORS
-        if above.getChildCount() > 1 and not has_sign:
-            return _rule(above) in _LISTS["operations"]
+        has_only_sign = _rule_name(above) in _FACTORS and _rule_name(below) in _FACTORS
+        if above.getChildCount() > 1 and not has_only_sign:
+            return _rule_name(above) in _LISTS["operations"]
     return False
 
 
 def _above(node: Any) -> Iterator[Any]:
+    """Yield the nodes around a node, from its parent to the root."""
     while node.parentCtx is not None:
         node = node.parentCtx
         yield node
 
 
 def _nodes(node: Any) -> Iterator[Any]:
+    """Yield a node and all nodes below it, each before its children."""
     yield node
     if not isinstance(node, TerminalNode):
         for child in node.getChildren():
@@ -243,16 +337,20 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 
 def _tokens(node: Any) -> Iterator[Any]:
+    """Yield the nodes of the tokens of which a node consists, in the order of the text."""
     return (below for below in _nodes(node) if isinstance(below, TerminalNode))
 
 
-def _rule(node: Any) -> str:
+def _rule_name(node: Any) -> str:
+    """Return the name of a node's rule in the grammar; empty for a token."""
     return "" if isinstance(node, TerminalNode) else PSParser.ruleNames[node.getRuleIndex()]
 
 
-def _kind(node: Any) -> str:
-    return _kind_of(node.symbol) if isinstance(node, TerminalNode) else ""
+def _token_name(node: Any) -> str:
+    """Return the name of a node's token in the grammar; empty for a rule."""
+    return _symbolic_name(node.symbol) if isinstance(node, TerminalNode) else ""
 
 
-def _kind_of(terminal: Any) -> str:
-    return PSParser.symbolicNames[terminal.type] if terminal.type > 0 else ""
+def _symbolic_name(token: Any) -> str:
+    """Return the name of a token in the grammar; empty for the end of the text."""
+    return PSParser.symbolicNames[token.type] if token.type > 0 else ""
