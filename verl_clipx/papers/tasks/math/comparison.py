@@ -1,8 +1,8 @@
 r"""Compares two answers by math-verify's grammar and comparison. Only the processes of `processes.py` load this.
 
 math-verify's `parse` is not called: it searches a text for an answer, and if it cannot read the whole box, it takes the
-last equation or plain fraction in it. Its grammar reads all of a box or nothing. What this module decides before
-`verify` is what math-verify misjudges, or simplifies for minutes.
+last equation or plain fraction in it. Its grammar reads all of a box or nothing. Before its `verify` is called, this
+module decides what math-verify misjudges, or simplifies for minutes.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 from latex2sympy2_extended.math_normalization import normalize_latex
@@ -43,36 +43,69 @@ from sympy.sets import FiniteSet, Intersection, Set, Union
 from verl_clipx.papers.tasks.math.accounting import check_tree, check_words
 from verl_clipx.papers.tasks.math.spelling import is_word
 
-# Inequalities that are joined describe one set of numbers.
+# What `spelling.clean` writes between inequalities that together describe one set of numbers.
 _OR = r"\lor "
 _AND = r"\land "
 
 MAX_LENGTH = 400  # characters; the longest answer among the papers' evaluation sets has 224
-MAX_DEPTH = 12
+MAX_DEPTH = 12  # brackets in brackets
 
-# Exponents from 10000 on and towers of them; factorials of numbers from 1000 on, of factorials, and of groups with a
-# power or a number from 100 on, and functions that grow as fast; operators that iterate; macros; Python's powers. Also
-# dots, which math-verify would drop, to read 1,2,\ldots as 1,2.
+# What a text must not contain, because computing it might take all time or memory.
 _GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}|\([^()]*\)"
+# A power as an exponent: 2^3^4.
+_TOWER = rf"\^\s*(?:{_GROUP}|-?\d+|\\?[A-Za-z]+|\S)\s*\^"
+# An exponent in braces or brackets that holds a power, or a number from 10000 on.
+_GROUP_AS_EXPONENT = r"\^\s*(?:\{[^{}]*(?:\{[^{}]*)?|\([^()]*)(?:\^|\d{5})"
+# An exponent from 10000 on.
+_LARGE_EXPONENT = r"\^\s*\d{5}"
+# Python's power, which the grammar reads too.
+_PYTHON_POWER = r"\*\*"
+# The factorial of a number from 1000 on, of a factorial, and of a group with a power or a number from 100 on.
+_FACTORIAL = r"\d{4}\s*!|![\s)\]}]*!|(?:\^|\d{3})[^()\[\]]*[)\]}]\s*!"
+# Functions that grow as fast as a factorial, of a number from 1000 on.
+_FAST_FUNCTION = r"\\(?:[dt]?binom|Gamma|zeta)(?![a-zA-Z])[^\n]{0,12}?\d{4}"
+# Operators that iterate.
+_ITERATION = r"\\(?:sum|prod|i+nt|lim|bigcup|bigcap)(?![a-zA-Z])"
+# Dots cost nothing, but math-verify would drop them, and read 1,2,\ldots as 1,2.
+_DOTS = r"\\ldots(?![a-zA-Z])"
+# TeX's macros, and other files.
+_MACRO = r"\\(?:input|include|def|newcommand|let|csname)(?![a-zA-Z])"
 _REFUSED = re.compile(
-    rf"\^\s*(?:(?:{_GROUP}|-?\d+|\\?[A-Za-z]+|\S)\s*\^|(?:\{{[^{{}}]*(?:\{{[^{{}}]*)?|\([^()]*)(?:\^|\d{{5}})|\d{{5}})|\*\*"
-    r"|\d{4}\s*!|![\s)\]}]*!|(?:\^|\d{3})[^()\[\]]*[)\]}]\s*!"
-    r"|\\(?:[dt]?binom|Gamma|zeta)(?![a-zA-Z])[^\n]{0,12}?\d{4}"
-    r"|\\(?:sum|prod|i+nt|lim|bigcup|bigcap|ldots|input|include|def|newcommand|let|csname)(?![a-zA-Z])"
+    "|".join(
+        (
+            _TOWER,
+            _GROUP_AS_EXPONENT,
+            _LARGE_EXPONENT,
+            _PYTHON_POWER,
+            _FACTORIAL,
+            _FAST_FUNCTION,
+            _ITERATION,
+            _DOTS,
+            _MACRO,
+        )
+    )
 )
-# A letter at the end is a variable, not a unit.
+# With `units`, math-verify would take a letter at the end for a unit, and not for a variable.
 _NORMALISATION = replace(LatexExtractionConfig().normalization_config, boxed="none", units=False)
 _TRIGONOMETRIC = {rf"\{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc")}
-# A variable or a number with primes, which math-verify drops; commands that take a text or a name; other commands;
-# letters that the grammar reads as i, as half of a number, and as what transposes a matrix.
-_LETTER = re.compile(
-    r"(?P<primed>\\[A-Za-z]+|[A-Za-z]|\d)(?P<index>_(?:\w|\{[^{}]*\}))?(?P<primes>'+)"
-    r"|\\(?:text\w*|mbox|operatorname|begin|end|math\w+|overline|widehat|widetilde|overrightarrow|vec|bar|hat|tilde)\s*"
-    r"\{[^{}]*\}|\\[A-Za-z]+(?:\s*\()?|[EIT]"
+
+# What `_protect` looks at, so that the grammar does not misread it.
+# A variable or a number with primes, which math-verify drops.
+_PRIMED = r"(?P<primed>\\[A-Za-z]+|[A-Za-z]|\d)(?P<index>_(?:\w|\{[^{}]*\}))?(?P<primes>'+)"
+# A command with the text, the name or the accented letter to which it belongs.
+_COMMAND_WITH_CONTENT = (
+    r"\\(?:text\w*|mbox|operatorname|begin|end|math\w+|overline|widehat|widetilde|overrightarrow|vec|bar|hat|tilde)\s*"
+    r"\{[^{}]*\}"
 )
+_OTHER_COMMAND = r"\\[A-Za-z]+(?:\s*\()?"
+# The grammar reads E as half of a number, as in 2E3, I as the imaginary unit, and T as what transposes a matrix.
+_MISREAD_LETTER = r"[EIT]"
+_PROTECTED = re.compile("|".join((_PRIMED, _COMMAND_WITH_CONTENT, _OTHER_COMMAND, _MISREAD_LETTER)))
 # Fonts that make another variable of a letter.
 _FONT = re.compile(r"\\math(bb|cal|frak|scr|sf|tt)\{([^{}]*)\}")
+# The d of dx, in any font.
 _DIFFERENTIAL = re.compile(r"\\(?:text\w*|mbox|math(?:rm|it|bf|sf))\s*\{\s*d\s*\}")
+# Otherwise the grammar would take A and a for one variable.
 _CASED = ConversionConfig(lowercase_symbols=False)
 
 
@@ -154,16 +187,19 @@ def _equal(gold: str, answer: str, strict: bool) -> bool:
     Raises:
         Exception: one of them cannot be read or compared.
     """
-    right, unknown = _read(gold)
-    given, unknown_of_given = _read(answer)
-    if unknown and unknown_of_given and unknown != unknown_of_given:
+    right, right_unknown = _parse_answer(gold)
+    given, given_unknown = _parse_answer(answer)
+    if right_unknown and given_unknown and right_unknown != given_unknown:
         return False
-    # An equation between numbers, as in x = 8 = 7. The grammar wraps what it has computed, such as a common divisor.
+    # An equation between two numbers that differ, as in x = 8 = 7.
     for equation in given.atoms(Equality):
+        # The grammar wraps what it has computed, such as a common divisor.
         if not equation.free_symbols and _differ(equation.lhs.doit(), equation.rhs.doit()):
             return False
-    if right.has(Equality) != given.has(Equality) and not all(map(_name_values, (right, given))):
+    only_one_has_equations = right.has(Equality) != given.has(Equality)
+    if only_one_has_equations and not (_name_values(right) and _name_values(given)):
         return False
+    # Both see the other side as it was.
     right, given = _named_value(right, given), _named_value(given, right)
     if _differ(right, given):
         return False
@@ -190,27 +226,56 @@ def _is_composed_rational(expression: Any) -> bool:
     return bool(expression.is_number and expression.is_rational)
 
 
+class _ParsedAnswer(NamedTuple):
+    """What math-verify's grammar reads in an answer.
+
+    Args:
+        value: what it reads. Relations that are joined are the set of the numbers for which they hold.
+        unknown: the variable of an answer that consists of equations or inequalities with one variable; None for any
+            other answer.
+    """
+
+    value: Any
+    unknown: Symbol | None
+
+
 # The responses to one prompt share their right answer, and parsing costs more than comparing.
 @lru_cache(maxsize=256)
-def _read(text: str) -> tuple[Any, Symbol | None]:
-    """Return what math-verify's grammar reads in the whole text, and the unknown if it is an inequality, or None.
+def _parse_answer(text: str) -> _ParsedAnswer:
+    r"""Return what math-verify's grammar reads in the whole text.
 
     Raises:
-        ValueError: it cannot be read, or must not be, or a part of it would be dropped.
+        ValueError: the text cannot be read, or must not be; a part of it would be dropped; or it joins, by `\lor` or
+            `\land`, something else than relations with one variable.
     """
     if not is_safe_to_parse(text):
-        raise ValueError("refused")
-    text = _both_signs(text)
-    joined = [[_parse(part) for part in alternative.split(_AND)] for alternative in text.split(_OR)]
-    relations = [relation for alternative in joined for relation in alternative]
-    unknowns = set().union(*(relation.free_symbols for relation in relations))
-    unknown = unknowns.pop() if len(unknowns) == 1 and all(map(_is_relation, relations)) else None
-    if len(relations) == 1:
-        return relations[0], unknown
+        raise ValueError("a text that might exhaust the parser is not read")
+    # Of the alternatives, one must hold; of the expressions of an alternative, all.
+    alternatives = []
+    for alternative in _expand_plus_minus(text).split(_OR):
+        alternatives.append([_parse(part) for part in alternative.split(_AND)])
+    expressions = []
+    for parts in alternatives:
+        expressions += parts
+    unknown = _find_unknown(expressions)
+    if len(expressions) == 1:
+        return _ParsedAnswer(value=expressions[0], unknown=unknown)
     if unknown is None:
-        raise ValueError("not relations of one unknown")
-    solutions = [Intersection(*[relation.as_set() for relation in parts]) for parts in joined]
-    return Union(*solutions), unknown
+        raise ValueError("what is joined are not relations with one variable")
+    solutions = []
+    for relations in alternatives:
+        solutions.append(Intersection(*[relation.as_set() for relation in relations]))
+    return _ParsedAnswer(value=Union(*solutions), unknown=unknown)
+
+
+def _find_unknown(expressions: list[Any]) -> Symbol | None:
+    """Return the only variable of some relations; None if it is not the only one, or not all are relations."""
+    if not all(map(_is_relation, expressions)):
+        return None
+    variables = set().union(*(expression.free_symbols for expression in expressions))
+    if len(variables) != 1:
+        return None
+    return variables.pop()
 
 
 def _is_relation(value: Any) -> bool:
@@ -219,12 +284,16 @@ def _is_relation(value: Any) -> bool:
     return all(isinstance(part, Relational) for part in parts)
 
 
-def _both_signs(text: str) -> str:
-    r"""Return both values of `1\pm\sqrt{2}` as a list; two such signs may mean two values or four, and stay."""
+def _expand_plus_minus(text: str) -> str:
+    r"""Return a text such as `1\pm\sqrt{2}` as a list of the two values that it stands for.
+
+    A text with several such signs is returned as it is: it may stand for two values or for four.
+    """
     if text.count(r"\pm") != 1:
         return text
     plus = re.sub(r"\\pm(?![a-z])\s*", "+", text)
     minus = re.sub(r"\\pm(?![a-z])\s*", "-", text)
+    # Two values in braces are one set.
     return f"{plus},{minus}".replace(r"\},\{", ",")
 
 
@@ -242,14 +311,20 @@ def is_safe_to_parse(text: str) -> bool:
 
 
 def _parse(text: str) -> Basic | MatrixBase:
-    text = _LETTER.sub(_protect, text)
+    """Return the expression that math-verify's grammar reads in a safe text without `_OR` and `_AND`.
+
+    Raises:
+        ValueError: the text is not one expression, or a part of it would be dropped.
+    """
+    text = _PROTECTED.sub(_protect, text)
     if "'" in text or '"' in text:
         raise ValueError("primes or quotation marks, which would be dropped")
     text = normalize_latex(text, _NORMALISATION)
     check_words(text)
-    # The grammar takes the imaginary unit for a variable, as it must stay in an interval's end, which is a pair here.
-    for unit in (I, Symbol("i", real=True)):
-        sympy_singleton_map["i"] = unit
+    # i is the imaginary unit. Where sympy has no place for that, as at the end of an interval, it is a variable, as it
+    # is everywhere in math-verify; what is read as an interval may be meant as a pair of numbers.
+    for meaning_of_i in (I, Symbol("i", real=True)):
+        sympy_singleton_map["i"] = meaning_of_i
         with suppress(ValueError):
             parsed = _Grammar(is_real=True, config=_CASED).parse(text)
             if isinstance(parsed, Basic | MatrixBase):
@@ -259,38 +334,59 @@ def _parse(text: str) -> Basic | MatrixBase:
 
 
 def _check_members(parsed: Basic | MatrixBase) -> None:
-    """Raise ValueError if a list has a member twice, of which a set keeps one."""
+    """Raise ValueError if a list has a member twice, of which sympy's set keeps one."""
     for members in parsed.atoms(FiniteSet):
-        if len(getattr(members, "_unsorted_args", members.args)) != len(members.args):
+        # The list as it was written, if the grammar has kept it.
+        written = getattr(members, "_unsorted_args", members.args)
+        if len(written) != len(members.args):
             raise ValueError("a member that comes twice")
 
 
 def _protect(match: re.Match[str]) -> str:
-    """Return a letter that the grammar misreads as a text, which it takes for a variable; a word in small letters."""
+    r"""Return in place of what `_PROTECTED` has found a spelling that the grammar does not misread.
+
+    A letter that it misreads becomes the name of a variable, in `\text` or `\bm`; words are written in small letters.
+    """
     text = match[0]
     if _DIFFERENTIAL.fullmatch(text):
         return "d "
     if match["primes"]:
-        return _protect_primes(match["primed"], match["index"] or "", match["primes"])
-    if font := _FONT.fullmatch(text):
-        return text if font[1] == "bb" else rf"\bm{{{font[1]}{font[2]}}}"
+        return _protect_primes(match["primed"], match["index"] or "", len(match["primes"]))
+    font = _FONT.fullmatch(text)
+    if font:
+        name, letters = font.groups()
+        # The grammar knows \mathbb{R} and the other sets of numbers.
+        return text if name == "bb" else _variable_called(name + letters)
     if text in ("E", "I", "T"):
-        return rf"\text{{{text}}}"
+        return r"\text{" + text + "}"
     if text in (r"\gamma", r"\Gamma"):
-        return rf"\bm{{{text[1:]}}}"
-    command, _, word = text.removesuffix("}").partition("{")
-    if not is_word(word.strip()):
+        return _variable_called(text.removeprefix("\\"))
+    command, _, content = text.removesuffix("}").partition("{")
+    if not is_word(content.strip()):
         return text
     # The grammar drops blanks, so that "now here" would be "no where".
-    return f"{command}{{{'-'.join(word.lower().split())}}}"
+    words = "-".join(content.lower().split())
+    return command + "{" + words + "}"
 
 
-def _protect_primes(variable: str, index: str, primes: str) -> str:
-    """Return another variable for one with primes, and a number with a variable as its factor."""
-    name = "prime" * len(primes)
-    if variable.isdigit():
-        return rf"{variable}{index}\bm{{{name}}}"
-    return rf"\bm{{{variable.strip(chr(92))}{name}}}{index}"
+def _protect_primes(symbol: str, index: str, primes: int) -> str:
+    """Return a spelling that keeps the primes of a symbol.
+
+    Args:
+        symbol: a letter, a command such as that of a Greek letter, or a digit. A letter or a command gets another name;
+            a digit gets a variable as its factor.
+        index: the index between symbol and primes, with its underscore; empty if there is none.
+        primes: how many there are.
+    """
+    name = "prime" * primes
+    if symbol.isdigit():
+        return symbol + index + _variable_called(name)
+    return _variable_called(symbol.removeprefix("\\") + name) + index
+
+
+def _variable_called(name: str) -> str:
+    """Return what the grammar reads as one variable, of a name with any letters."""
+    return r"\bm{" + name + "}"
 
 
 def _named_value(expression: Any, other: Any) -> Any:
@@ -299,48 +395,61 @@ def _named_value(expression: Any, other: Any) -> Any:
         return expression
     name = expression.lhs
     is_calculation = isinstance(name, Application) and not name.free_symbols
-    return expression.rhs if is_calculation or isinstance(name, AppliedUndef | UnevaluatedExpr) else expression
+    if is_calculation or isinstance(name, AppliedUndef | UnevaluatedExpr):
+        return expression.rhs
+    return expression
 
 
 def _evaluate(expression: Expr, point: dict[Symbol, float]) -> mpc:
-    """Return a value with an exponent of any size; raises TypeError if there is none."""
-    return mpc(*map(Float, expression.evalf(17, subs=point).as_real_imag()))
+    """Return the value of an expression at a point, as a number whose exponent may have any size.
+
+    Raises:
+        TypeError: it has no value there.
+    """
+    real, imaginary = expression.evalf(17, subs=point).as_real_imag()
+    return mpc(Float(real), Float(imaginary))
 
 
 def _name_values(expression: Any) -> bool:
-    """Return whether each equation of an expression names a value: x, m + n or f(2), but not 3x or x^2.
-
-    Without an unknown, it is a calculation.
-    """
+    """Return whether the left side of each equation is the name of a value, or a calculation with numbers alone."""
     return all(_is_name(equation.lhs) or not equation.lhs.free_symbols for equation in expression.atoms(Equality))
 
 
 def _is_name(side: Any) -> bool:
+    """Return whether a side of an equation is the name of a value: x, m + n or f(2), but not 3x or x^2."""
     if isinstance(side, AppliedUndef | UnevaluatedExpr | Symbol):
         return True
     return isinstance(side, Add | Mul | Abs | Tuple) and all(map(_is_name, side.args))
 
 
-def _differ(first_side: Any, other: Any) -> bool:
+def _differ(first: Any, second: Any) -> bool:
     """Return whether two expressions clearly differ in value at one point, which no simplification can change.
 
     This decides most wrong answers. math-verify would simplify their difference, which takes milliseconds to minutes.
     Words, which are symbols here, percentages and what has no value are left to it.
     """
-    if not all(
-        isinstance(e, Expr) and not isinstance(e, Symbol) and not e.has(UnevaluatedExpr) for e in (first_side, other)
-    ):
+    if not _may_have_value(first) or not _may_have_value(second):
         return False
     try:
-        symbols = first_side.free_symbols | other.free_symbols
+        symbols = first.free_symbols | second.free_symbols
         names = sorted({symbol.name for symbol in symbols})
         # The coordinates are distinct, positive, and have no simple relation to each other.
         point = {symbol: 0.6180339887 + 0.4142135623 * names.index(symbol.name) for symbol in symbols}
-        first, second = (_evaluate(expression, point) for expression in (first_side, other))
-        difference = abs(first - second)
-        sizes = (abs(first), abs(second))
+        first_value = _evaluate(first, point)
+        second_value = _evaluate(second, point)
+        difference = abs(first_value - second_value)
+        sizes = (abs(first_value), abs(second_value))
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         return False
-    # math-verify counts numbers with six equal decimals as equal, and so all numbers near zero.
-    near_zero_counts = not symbols and min(sizes) > 0
-    return difference > 1e-3 * max(*sizes, 0.0 if near_zero_counts else 1.0)
+    # math-verify counts numbers with six equal decimals as equal, and so all numbers near zero. For numbers other than
+    # zero the difference is therefore held against their own size, and otherwise against 1 at least.
+    is_relative = not symbols and min(sizes) > 0
+    scale = max(sizes) if is_relative else max(*sizes, 1.0)
+    return difference > 1e-3 * scale
+
+
+def _may_have_value(expression: Any) -> bool:
+    """Return whether an expression may have a value: no list, no percentage, and no single symbol, as words are."""
+    if not isinstance(expression, Expr) or isinstance(expression, Symbol):
+        return False
+    return not expression.has(UnevaluatedExpr)
