@@ -1,4 +1,7 @@
-r"""Rewards of mathematics with a boxed answer: 1 or 0; a strict one, +1 or -1; a conservative one for evaluation.
+r"""Rewards of mathematics with an answer in `\boxed{…}`.
+
+`compute_score` gives 1 or 0, and `compute_score_strict`, which minds the format, +1 or -1. `clipx papers eval` uses
+`compute_score_for_evaluation`, which compares more conservatively.
 
 They are for verl's `reward.custom_reward_function`, and any thread may call them. Responses come from a policy under
 training: they are never executed, raise no error, and cost no more than a fixed limit of time and memory.
@@ -6,7 +9,7 @@ training: they are never executed, raise no error, and cost no more than a fixed
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_clipx.papers.responses import BOX, BOXED, final_part, read_braces
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth, spell_answer
@@ -14,7 +17,7 @@ from verl_clipx.papers.tasks.math.equality import equal_answers, is_equivalent
 
 MAX_ALTERNATIVES = 16  # more accepted spellings than any data set has; Minerva has up to 3
 MAX_ANSWER_LENGTH = 2000  # characters; the longest right answer among the papers' data sets has about 300
-MAX_BOXES = 64  # a response with more boxes counts as inconsistent
+MAX_BOXES = 64  # of a response in the format that `compute_score_strict` asks for
 
 
 def compute_score(
@@ -24,14 +27,14 @@ def compute_score(
 
     Args:
         ground_truth: the right answer as text or number, or a list of accepted ones, or the JSON of a list of texts.
-        extra_info: a mapping. If its `truncated` is true, the response was cut off, and scores 0.
+        extra_info: if it is a mapping whose `truncated` is true, the response was cut off, and scores 0.
 
     Returns:
-        score, acc and format, as `verl_clipx.papers.tasks.reward` says; truncated, 1.0 if the response ends inside its
-        thinking or its box, or `extra_info` says that it was cut off; undecided, 1.0 if there is no verdict (see
-        `is_equivalent`), which counts as wrong.
+        `score`, `acc` and `format`: see `verl_clipx.papers.tasks.reward.compute_score`; `truncated`: 1.0 if the
+        response ends inside its thinking or its box, or `extra_info` says that it was cut off; `undecided`: 1.0 if
+        there is no verdict on the answer (see `is_equivalent`), which counts as wrong.
     """
-    return _judge(solution_str, ground_truth, extra_info, is_equivalent)
+    return _score(solution_str, ground_truth, extra_info, is_equivalent)
 
 
 def compute_score_strict(
@@ -39,11 +42,11 @@ def compute_score_strict(
 ) -> dict[str, float]:
     r"""Score one response +1.0 if format and answer are right, else -1.0, as in DGPO's runs; see `compute_score`.
 
-    The format is right if the final part has a closed box that is not empty, and no box with another content, so that
-    guessing several answers never pays.
+    The format is right if there is a box after the thinking, the last one is closed and not empty, and all boxes, at
+    most MAX_BOXES, have the same content, so that guessing several answers never pays.
     """
-    parts = _judge(solution_str, ground_truth, extra_info, is_equivalent, one_answer=True)
-    return parts | {"score": 1.0 if parts["acc"] else -1.0}
+    scores = _score(solution_str, ground_truth, extra_info, is_equivalent, wants_one_answer=True)
+    return {**scores, "score": 1.0 if scores["acc"] else -1.0}
 
 
 def compute_score_for_evaluation(
@@ -53,7 +56,7 @@ def compute_score_for_evaluation(
 
     `clipx papers eval` uses this by default, because a reported number should not depend on a lenient comparison.
     """
-    return _judge(solution_str, ground_truth, extra_info, equal_answers)
+    return _score(solution_str, ground_truth, extra_info, equal_answers)
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
@@ -70,39 +73,79 @@ def accepted_answers(ground_truth: Any) -> list[str]:
     # Other texts that are valid JSON are answers: "[1, 2]" is an interval, and "7" is 7.
     if isinstance(ground_truth, str) and ground_truth.startswith('["'):
         ground_truth = decode_ground_truth(ground_truth)
-    ground_truth = getattr(ground_truth, "tolist", lambda: ground_truth)()
+    # A Parquet file's lists come as arrays of numpy.
+    if hasattr(ground_truth, "tolist"):
+        ground_truth = ground_truth.tolist()
     alternatives = ground_truth if isinstance(ground_truth, list | tuple) else [ground_truth]
-    return [text for text in map(spell_answer, alternatives[:MAX_ALTERNATIVES]) if text]
+    spellings = [spell_answer(alternative) for alternative in alternatives[:MAX_ALTERNATIVES]]
+    # What is no answer, such as None, has an empty spelling.
+    return [spelling for spelling in spellings if spelling]
 
 
-def extract_answers(response: Any) -> tuple[list[str | None], bool]:
-    r"""Return the contents of the boxes after the thinking, and whether neither the thinking nor the last box is open.
+class Extraction(NamedTuple):
+    """The answers in a response.
 
-    None stands for a box that no brace closes within MAX_ANSWER_LENGTH. Of many boxes, the last MAX_BOXES + 1 count.
+    Args:
+        answers: the contents of the boxes after the thinking, in their order; None for a box that no brace closes
+            within MAX_ANSWER_LENGTH characters. Of more than MAX_BOXES boxes, the last MAX_BOXES + 1.
+        finished: whether the response ends neither in its thinking nor in a box.
     """
-    final = final_part(response) if isinstance(response, str) else ""
-    if final is None:
-        return [], False
-    boxes = deque(BOX.finditer(final), maxlen=MAX_BOXES + 1)
-    contents = [read_braces(final, box.end(), MAX_ANSWER_LENGTH) for box in boxes]
-    answers = [content and content.strip() for content in contents]
-    # A name without a brace is a mention, unless the response was cut off there.
-    finished = answers[-1] is not None if answers else not final.rstrip().endswith(BOXED)
-    return answers, finished
+
+    answers: list[str | None]
+    finished: bool
 
 
-def _judge(
-    response: Any, ground_truth: Any, extra_info: Any, equal: Callable[..., bool | None], one_answer: bool = False
+def extract_answers(response: Any) -> Extraction:
+    """Return the answers in a response. Anything but a text is taken for an empty response."""
+    final_text = final_part(response) if isinstance(response, str) else ""
+    if final_text is None:
+        # It ends in its thinking.
+        return Extraction(answers=[], finished=False)
+    # One more than allowed shows that there are too many; the last ones are enough for that, which bounds the work.
+    openings = deque(BOX.finditer(final_text), maxlen=MAX_BOXES + 1)
+    answers = []
+    for opening in openings:
+        content = read_braces(final_text, opening.end(), MAX_ANSWER_LENGTH)
+        answers.append(None if content is None else content.strip())
+    if answers:
+        return Extraction(answers=answers, finished=answers[-1] is not None)
+    # A text may mention the command without a brace. At the very end, the brace was cut off.
+    ends_in_box = final_text.rstrip().endswith(BOXED)
+    return Extraction(answers=[], finished=not ends_in_box)
+
+
+def _score(
+    response: Any,
+    ground_truth: Any,
+    extra_info: Any,
+    is_equal: Callable[..., bool | None],
+    *,
+    wants_one_answer: bool = False,
 ) -> dict[str, float]:
+    """Score a response as `compute_score` describes it.
+
+    Args:
+        is_equal: compares an answer with the accepted ones; None is no verdict.
+        wants_one_answer: whether the format asks that all boxes have the same content.
+    """
     answers, finished = extract_answers(response)
-    cut_off = isinstance(extra_info, Mapping) and extra_info.get("truncated") in (True, 1)
-    consistent = not one_answer or (len(answers) <= MAX_BOXES and len(set(answers)) == 1)
-    formatted = bool(answers and answers[-1]) and consistent and not cut_off
-    verdict = equal(answers[-1], *accepted_answers(ground_truth)) if formatted else False
+    was_cut_off = isinstance(extra_info, Mapping) and extra_info.get("truncated") in (True, 1)
+    has_format = bool(answers) and bool(answers[-1]) and not was_cut_off
+    if wants_one_answer and not _have_one_content(answers):
+        has_format = False
+    verdict: bool | None = False
+    if has_format:
+        verdict = is_equal(answers[-1], *accepted_answers(ground_truth))
+    accuracy = float(verdict is True)
     return {
-        "score": float(verdict is True),
-        "acc": float(verdict is True),
-        "format": float(formatted),
-        "truncated": float(cut_off or not finished),
+        "score": accuracy,
+        "acc": accuracy,
+        "format": float(has_format),
+        "truncated": float(was_cut_off or not finished),
         "undecided": float(verdict is None),
     }
+
+
+def _have_one_content(answers: list[str | None]) -> bool:
+    """Return whether there is at least one box, not more than MAX_BOXES, and all have the same content."""
+    return len(answers) <= MAX_BOXES and len(set(answers)) == 1
