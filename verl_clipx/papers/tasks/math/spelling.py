@@ -1,7 +1,7 @@
 """Brings answers into a standard spelling, and reads plain numbers as exact fractions.
 
-There are two spellings: the comparison processes read that of `clean`; answers with the same `canonical` spelling are
-equal as text.
+`clean` returns the spelling that the comparison processes read. `canonical` makes of this a shorter one, by which
+answers are compared as text.
 """
 
 import re
@@ -19,18 +19,30 @@ TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s{0,4}"
 SPELLINGS = yaml.safe_load(files("verl_clipx.papers.tasks.math").joinpath("spellings.yaml").read_text(encoding="utf-8"))
 
 
-def _plain_spelling(spelling: str) -> str:
-    """Return the text that a character becomes: a command's name gets its backslash, and no letter can join it."""
-    if spelling.isalpha():
-        return rf"\{spelling} "
-    if spelling[-1].isalpha():
-        return f"{spelling} "
-    return spelling
+def _replacement(entry: str) -> str:
+    r"""Return what a character is replaced with.
+
+    Args:
+        entry: what spellings.yaml has for the character: the name of a command, such as times, or a text such as
+            `\text{or}` or -.
+
+    Returns:
+        The command with its backslash, or the text. After a letter comes a blank, so that no letter of an answer joins
+        it.
+    """
+    if entry.isalpha():
+        return "\\" + entry + " "
+    if entry[-1].isalpha():
+        return entry + " "
+    return entry
 
 
-# A pair is a character, an equals sign and its spelling, which may hold another one.
-_CHARACTERS = {pair[0]: _plain_spelling(pair[2:]) for pair in SPELLINGS["characters"].split()}
+_CHARACTERS = {}
+for _pair in SPELLINGS["characters"].split():
+    # A pair is a character, an equals sign and the entry, in which there may be another equals sign.
+    _CHARACTERS[_pair[0]] = _replacement(_pair[2:])
 NUMERALS = SPELLINGS["numerals"].split()
+# By the name that Unicode has for the form of raised and lowered characters.
 _INDICES = {"<super>": "^", "<sub>": "_"}
 _REWRITTEN = [(re.compile(pattern, re.ASCII), replacement) for pattern, replacement, *_ in SPELLINGS["rewritten"]]
 _ROOT = re.compile(SPELLINGS["patterns"]["root"], re.ASCII)
@@ -41,9 +53,12 @@ _JOINT = re.compile(SPELLINGS["patterns"]["joint"], re.ASCII)
 # Raised or lowered characters in a row: x²⁰ is x^{20}, and x₁² has an index and a power.
 _INDEX = re.compile(r"([_^])⁅[^⁆]*⁆(?:\1⁅[^⁆]*⁆)*")
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg](?:e|eq|eqslant|t)|neq?)(?![a-zA-Z])")
-_WORD = re.compile(
-    r"(?=.*[AEIOUYaeiouy])(?:[A-Z]?[a-z]{2,}|[A-Z]{3,}|[Nn]o|NO)(?:[ ,'-]+(?:[A-Za-z]?[a-z]*|[A-Z]{2,}))*"
-)
+# A word, or several. There is a vowel in them, and the first has two small letters after its first letter or instead of
+# it, or three capitals, or is "no".
+_HAS_VOWEL = r"(?=.*[AEIOUYaeiouy])"
+_FIRST_WORD = r"(?:[A-Z]?[a-z]{2,}|[A-Z]{3,}|[Nn]o|NO)"
+_FURTHER_WORDS = r"(?:[ ,'-]+(?:[A-Za-z]?[a-z]*|[A-Z]{2,}))*"
+_WORD = re.compile(_HAS_VOWEL + _FIRST_WORD + _FURTHER_WORDS)
 _SPACE_OUTSIDE_WORDS = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 
 # Also \frac12, \frac1{2} and \frac{1}2. With more digits it is unclear which number they belong to.
@@ -59,17 +74,23 @@ def clean(text: str) -> str:
     """
     text = "".join(_fold(character) for character in unicodedata.normalize("NFC", text))
     text = _INDEX.sub(_index, text)
-    text = _ROOT.sub(_root, text).replace("√", r"\sqrt ")
+    text = _ROOT.sub(_root, text)
+    text = text.replace("√", r"\sqrt ")
     for pattern, replacement in _REWRITTEN:
         text = pattern.sub(replacement, text)
     text = _GROUPED.sub(_digits_alone, text)
     text = _REPEATING.sub(_fraction, text)
     text = " ".join(text.split()).rstrip(" .,\\")
-    return _JOINT.sub(_joint, text) if _joins_inequalities(text) else text
+    if _joins_inequalities(text):
+        text = _JOINT.sub(_joint, text)
+    return text
 
 
 def _joins_inequalities(text: str) -> bool:
-    """Return whether each part between words such as "or" is an equation or inequality, and one is an inequality."""
+    """Return whether the parts of a text between words such as "or" are equations and inequalities, not only equations.
+
+    A text without such a word is a single part.
+    """
     if not _INEQUALITY.search(text):
         return False
     # The pattern has three groups, so that a split gives a part and then these three.
@@ -78,6 +99,7 @@ def _joins_inequalities(text: str) -> bool:
 
 
 def _joint(match: re.Match[str]) -> str:
+    r"""Return in place of a word such as "or" the command that the comparison processes know."""
     word = match[match.lastindex]
     return r"\land " if word in ("and", "land", "wedge", "cap") else r"\lor "
 
@@ -89,9 +111,10 @@ def _digits_alone(number: re.Match[str]) -> str:
 
 @lru_cache(maxsize=4096)
 def _fold(character: str) -> str:
-    """Return a character's usual spelling: LaTeX's, or that of which Unicode says that it differs only in its form.
+    """Return a character's usual spelling: LaTeX's, or the plain characters of which it is only another form.
 
-    Letters in circles, numbers in brackets and Roman numerals stay, as ① and ③ would become 13. Indices are in ⁅⁆.
+    Raised and lowered characters become these between ⁅ and ⁆, after ^ or _. Letters in circles, numbers in brackets
+    and Roman numerals stay, as ① and ③ would become 13.
     """
     if character in _CHARACTERS:
         return _CHARACTERS[character]
@@ -104,15 +127,18 @@ def _fold(character: str) -> str:
         command = letter.lower() if greek[1] == "SMALL" else letter.title()
         return f"\\{command} "
     plain = unicodedata.normalize("NFKC", character)
-    kind = unicodedata.decomposition(character).partition(" ")[0]
-    if kind == "<fraction>" and not plain.endswith("⁄"):
+    # The form's name in angle brackets, such as <super>; empty if Unicode names none.
+    form = unicodedata.decomposition(character).partition(" ")[0]
+    if form == "<fraction>" and not plain.endswith("⁄"):
         top, bottom = plain.split("⁄")
         return rf"\frac{{{top}}}{{{bottom}}}"
-    is_numeral = kind == "<compat>" and unicodedata.numeric(character, None)
-    if plain == character or kind == "<circle>" or is_numeral:
+    is_numeral = form == "<compat>" and unicodedata.numeric(character, None)
+    if plain == character or form == "<circle>" or is_numeral:
         return character
     folded = "".join(_fold(part) for part in plain)
-    return f"{_INDICES[kind]}⁅{folded}⁆" if kind in _INDICES else folded
+    if form in _INDICES:
+        return f"{_INDICES[form]}⁅{folded}⁆"
+    return folded
 
 
 def _index(index: re.Match[str]) -> str:
@@ -138,15 +164,19 @@ def _root(root: re.Match[str]) -> str:
     return rf"\sqrt{index}{{{content}}}"
 
 
-def is_word(*texts: str) -> bool:
-    """Return whether texts that differ at most in their case are one word: not Mgh and mgh, nor points ABC and abc."""
-    if not all(_WORD.fullmatch(text) for text in texts):
+def is_word(*spellings: str) -> bool:
+    """Return whether spellings that differ at most in their case are of one word, or of the same words.
+
+    Mgh and mgh are none, because words have a vowel. Nor are ABC and abc, of which ABC may be points of a figure.
+    """
+    if not all(_WORD.fullmatch(spelling) for spelling in spellings):
         return False
-    one_in_capitals = len({text.isupper() for text in texts}) == 2
-    letters = list(texts[0].upper())
+    in_capitals = [spelling.isupper() for spelling in spellings]
+    only_some_in_capitals = any(in_capitals) and not all(in_capitals)
+    letters = list(spellings[0].upper())
     # Points of a figure have different letters and are named in the order of the alphabet.
-    in_alphabetical_order = letters == sorted(set(letters))
-    return not (one_in_capitals and in_alphabetical_order)
+    may_be_points = letters == sorted(set(letters))
+    return not (only_some_in_capitals and may_be_points)
 
 
 def _fraction(repeating: re.Match[str]) -> str:
@@ -176,7 +206,9 @@ def parse_number(cleaned: str) -> tuple[Fraction, Fraction] | None:
         cleaned = str(NUMERALS.index(word))
     if len(cleaned) > MAX_NUMBER_LENGTH:
         return None
-    match = _NUMBER.fullmatch(_FRACTION.sub(r" \1\2/\3\4", cleaned).lstrip())
+    # Fractions as 1/2, after a blank, so that 3\frac12 becomes the mixed number 3 1/2.
+    with_slashes = _FRACTION.sub(r" \1\2/\3\4", cleaned).lstrip()
+    match = _NUMBER.fullmatch(with_slashes)
     if match is None:
         return None
     magnitude = _fraction_value(match) if match["top"] else _decimal_value(match)
