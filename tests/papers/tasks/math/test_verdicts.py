@@ -128,6 +128,13 @@ def test_numbers():
     assert parse_number(r"50\%") == (Fraction(1, 2), 50)
 
 
+@pytest.mark.timeout(60)
+def test_whether_a_long_sentence_is_words_takes_no_time():
+    """If each word could match in two ways, a digit at the end would let the pattern try them all."""
+    assert spelling.is_word("no" + ", a" * 60) and not spelling.is_word("no" + ", a" * 60 + "1")
+    assert spelling.is_word("the answer is five" * 8) and not spelling.is_word("the answer is five " * 8 + "1")
+
+
 def test_ordinary_answers_may_be_compared_and_bombs_may_not():
     # The first is Cyrillic.
     bombs = [*LISTS["bombs"], "\u0430", "1\u200b2", "1\n2", "1\x002", "(" * 1000 + "1" + ")" * 1000]

@@ -57,7 +57,8 @@ _INEQUALITY = re.compile(r"[<>]|\\(?:[lg](?:e|eq|eqslant|t)|neq?)(?![a-zA-Z])")
 # it, or three capitals, or is "no".
 _HAS_VOWEL = r"(?=.*[AEIOUYaeiouy])"
 _FIRST_WORD = r"(?:[A-Z]?[a-z]{2,}|[A-Z]{3,}|[Nn]o|NO)"
-_FURTHER_WORDS = r"(?:[ ,'-]+(?:[A-Za-z]?[a-z]*|[A-Z]{2,}))*"
+# Each matches in one way only, as otherwise the time for a long sentence would be exponential.
+_FURTHER_WORDS = r"(?:[ ,'-]+(?:[A-Za-z][a-z]*|[A-Z]{2,}))*[ ,'-]*"
 _WORD = re.compile(_HAS_VOWEL + _FIRST_WORD + _FURTHER_WORDS)
 _SPACE_OUTSIDE_WORDS = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 
