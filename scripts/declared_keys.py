@@ -48,13 +48,13 @@ def declared() -> Declared:
         texts[key] |= words
         if not words:
             numbers.add(key)
-    # By its dataclass, such a key takes texts alone, although its default is null.
-    numbers -= {key for key, words in texts.items() if TEXT in words}
     for key, choices in registries().items():
         texts[key] |= choices
     for key in spelled():
         numbers.add(key)
         texts.setdefault(key, set())
+    # By its dataclass, such a key takes texts alone, although its default is null, or a row of `run/keys.py` names it.
+    numbers -= {key for key, words in texts.items() if TEXT in words}
     for pattern, choices in keys.CHOICES.items():
         known = [key for key in texts if fnmatchcase(key, pattern)]
         for key in known or [pattern]:
