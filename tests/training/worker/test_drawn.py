@@ -273,7 +273,7 @@ def hold_refusal(one: Drawn, refusal: Refusal):
 
 
 def hold_served(one: Drawn, config, decision):
-    """No drawn key that is refused was let through; tests/run/test_keys.py has what is taken over."""
+    """No drawn key that is refused was let through; tests/run/test_verl_keys.py has what is taken over."""
     if one.group == "observe":
         assert decision.record.line.startswith("clipx: verl's own loss")
         return
