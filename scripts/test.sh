@@ -67,20 +67,16 @@ export PATH="$PWD/$VENV/bin:$PATH"
 [[ $VENV == /* ]] && export PATH="$VENV/bin:$PATH"
 
 if [[ -n $verl ]]; then
-    # The package alone: a checkout of verl has folders tests and scripts, too.
-    beside=$(mktemp -d)
-    trap 'rm -rf "$beside"' EXIT
-    ln -s "$verl" "$beside/verl"
-    export PYTHONPATH="$beside:$PYTHONPATH"
+    beside() { bash scripts/beside_verl.sh "$(dirname "$verl")" "$@"; }
 
     say "tests beside $verl: what is relied on"
-    python -m pytest -m 'not slow and not matrix' -n "$WORKERS" --dist loadfile "$@" \
+    beside python -m pytest -m 'not slow and not matrix' -n "$WORKERS" --dist loadfile "$@" \
         tests/training/worker/test_verl_contract.py tests/common/test_verl_contract.py tests/training/cpu \
         tests/training/worker/test_declared_columns.py tests/run/test_verl_keys.py
 
     say "tests beside $verl: trainings"
     options=tests/end_to_end/test_options.py
-    python -m pytest --durations=0 --durations-min=1 -n "$WORKERS" --dist loadfile "$@" \
+    beside python -m pytest --durations=0 --durations-min=1 -n "$WORKERS" --dist loadfile "$@" \
         tests/end_to_end/test_quickstart.py::test_grpo_and_acpo_on_one_page \
         tests/end_to_end/test_training.py::test_a_users_own_controller_trains_on_stale_samples_of_asynchronous_ranks \
         tests/end_to_end/test_invariance.py::test_bounds_and_gradients_are_those_of_the_whole_mini_batch \

@@ -3,6 +3,9 @@ Not covered: what the steps find, and the environments that it makes.
 """
 
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,9 +30,9 @@ STEPS = [
 @pytest.fixture
 def checkout(tmp_path):
     """A folder with the two scripts, and stand-ins where the environment's programs would be."""
-    for script in ("scripts/test.sh", ".ci/run"):
+    for script in ("scripts/test.sh", "scripts/beside_verl.sh", ".ci/run"):
         copy = tmp_path / script
-        copy.parent.mkdir()
+        copy.parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / script, copy)
     (tmp_path / "scripts" / "environment.sh").write_text("[[ ${FAILS:-} != environment ]]\n")
     (tmp_path / "docker").mkdir()
@@ -91,6 +94,31 @@ def test_what_fails_beside_another_verl_fails_the_script(run, checkout, failing)
 def test_a_folder_without_a_verl_is_refused(run, words):
     done, calls = run("scripts/test.sh", *words)
     assert done.returncode == 2 and "checkout of verl" in done.stderr and not named_tests(calls)
+
+
+# Without the folder that Python starts in, in which this project's tests are found first.
+WHERE = """
+from importlib.util import find_spec
+print(find_spec("verl").origin)
+print(getattr(find_spec("tests"), "origin", "nowhere"))
+"""
+
+
+def test_a_command_beside_another_verl_sees_its_package_alone(tmp_path):
+    for package in ("verl", "tests"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    command = ("bash", "scripts/beside_verl.sh", tmp_path, sys.executable, "-P", "-c", WHERE)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    verl, tests = map(Path, done.stdout.splitlines())
+    assert tests != tmp_path / "tests" / "__init__.py"
+    assert verl.parts[-2:] == ("verl", "__init__.py") and not verl.exists(), "the link to it is left"
+
+
+@pytest.mark.parametrize("words", [(), ("nowhere", "true")])
+def test_a_command_beside_no_verl_is_refused(words):
+    done = subprocess.run(["bash", "scripts/beside_verl.sh", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "checkout of verl" in done.stderr
 
 
 @pytest.mark.parametrize("script", ["scripts/test.sh", ".ci/run"])
