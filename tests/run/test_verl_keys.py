@@ -33,6 +33,7 @@ from verl_clipx.run.record import record_of
 from verl_clipx.run.start import decide
 
 REPOSITORY = Path(__file__).parents[2]
+OFF_THE_PATH = REPOSITORY / "tests" / "run" / "fixtures" / "keys_off_the_path.txt"
 CORRECTION, ROLLOUT = "algorithm.rollout_correction", "actor_rollout_ref.rollout"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
@@ -300,6 +301,15 @@ def test_a_remote_backend_is_refused_however_verl_names_it():
         assert len(error.value.all) == 1
 
 
+@pytest.mark.parametrize("group", ["+clipx=acpo", "+clipx=grpo", "+clipx=observe"])
+@pytest.mark.parametrize("mode", ["disabled", "R2", "R3"])
+def test_which_recorded_routes_verl_replays_changes_no_run_of_ours(group, mode):
+    key = f"{ACTOR}.router_replay.mode"
+    row = row_of(key)
+    assert row is not None and (row.key, row.fate, row.on_path) == (key, READ_BY_VERL, False)
+    assert decided(group, f"+{key}={mode}")[1].record.line == decided(group)[1].record.line
+
+
 SERVED = [
     ("+clipx=acpo", "+runtime.backend=ray"),
     ("+clipx=acpo", "+runtime.backend=null", "+trainer.remote_backend=null"),
@@ -346,12 +356,15 @@ def test_the_nearest_run_that_is_served_is_not_refused(overrides):
 def test_every_key_that_verl_composes_is_known(engine):
     keys = entries_by_key(OmegaConf.to_container(hydra_s(f"model_engine={engine}"), resolve=False))
     # Keys, and whole subtrees, that nothing on the way to the loss reads under a name that it does not have elsewhere.
-    off_the_path = (Path(__file__).parent / "fixtures" / "keys_off_the_path.txt").read_text().split()
-    known = {row.key for row in ROWS.values()} | {*off_the_path}
+    known = {row.key for row in ROWS.values()} | {*OFF_THE_PATH.read_text().split()}
     inside = {key for key in keys if any(f"{key}.".startswith(f"{part}.") for part in known)}
     nodes = {key for key in keys if any(part.startswith(f"{key}.") for part in known)}
-    new = [key for key in keys if key not in inside | nodes]
-    assert new == [], "on the way to the loss: a row in verl_clipx/run/keys.py; off it: keys_off_the_path.txt"
+    new = sorted(key for key in keys if key not in inside | nodes)
+    assert not new, (
+        f"verl has keys that the plugin does not know: {', '.join(new)}. Give one that matters to the loss a row in "
+        f"verl_clipx/run/keys.py, and each of the others, or the node around them, a line in "
+        f"{OFF_THE_PATH.relative_to(REPOSITORY)}."
+    )
 
 
 def test_a_key_has_one_row_and_the_page_names_each_that_may_be_refused():

@@ -39,7 +39,8 @@ AGGREGATION = "verl's aggregation, which the line names"
 BESIDE = "verl's ppo_loss, which adds it to the method's loss"
 SAMPLES = "what makes the samples and their advantages, which is the same for every loss"
 ENGINE = "the engine that computes log-probabilities and gradients"
-TRAINER = "the trainer; the line names the number of updates"
+TRAINER = "the trainer"
+UPDATES = "the trainer, for the number of updates, which the line names"
 SERVER = "the server that samples"
 
 
@@ -49,7 +50,8 @@ class Row(NamedTuple):
     Attributes:
         key: the full key.
         fate: one of the four above. A key that verl reads may have values that are refused.
-        reader: what reads it, or why it does not matter.
+        reader: what reads it, or why it does not matter; a sentence for people. `misplaced` alone looks at it: a key of
+            the actor's that LOSSES, AGGREGATION or BESIDE reads is refused where nothing reads it.
         default: its value where the configuration lacks it; `NOT_READ` if the plugin does not look at it.
         on_path: whether verl reads it on the way to the loss.
         refusal: yields why a run with its value is refused. Its docstring says when, for docs/support.md.
@@ -353,11 +355,17 @@ declare_all(READ_BY_VERL, "the critic's own loss", CRITIC, "loss_agg_mode", "los
 
 
 def declare_beside(name: str, reader: str, default: Any = None) -> str:
-    """Gives a key that verl reads beside the path to the loss its row, and returns it."""
+    """Gives a key that verl reads beside the path to the loss its row, and returns it.
+
+    Args:
+        name: the full key.
+        reader: as in `Row`.
+        default: as in `Row`. The plugin reads the key with every configuration unless this is `NOT_READ`.
+    """
     return declare(name, READ_BY_VERL, reader, default, on_path=False)
 
 
-EPOCHS = declare_beside(f"{ACTOR}.ppo_epochs", TRAINER, 1)
+EPOCHS = declare_beside(f"{ACTOR}.ppo_epochs", UPDATES, 1)
 
 
 @refuses(EPOCHS)
@@ -368,15 +376,15 @@ def no_update(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
         yield Refusal(EPOCHS, epochs, "no update would be made", "Set it to a whole number of at least 1.")
 
 
-MINI_BATCH = declare_beside(f"{ACTOR}.ppo_mini_batch_size", TRAINER)
+MINI_BATCH = declare_beside(f"{ACTOR}.ppo_mini_batch_size", UPDATES)
 RESPONSES = declare_beside(f"{ROLLOUT}.n", TRAINER)
-ROLLOUT_PROMPTS = declare_beside("data.train_batch_size", TRAINER)
+ROLLOUT_PROMPTS = declare_beside("data.train_batch_size", UPDATES)
 USE_V1 = declare_beside("trainer.use_v1", TRAINER)
 WARMUP = declare_beside("trainer.critic_warmup", TRAINER)
 # Of verl's experimental trainers, which do not read trainer.v1.
-STEPS_A_VERSION = declare_beside("async_training.trigger_parameter_sync_step", TRAINER)
+STEPS_A_VERSION = declare_beside("async_training.trigger_parameter_sync_step", UPDATES)
 ROLLOUT_NODES = declare_beside("rollout.nnodes", TRAINER)
-MINI_BATCHES_AT_ONCE = declare_beside("async_training.require_batches", TRAINER)
+MINI_BATCHES_AT_ONCE = declare_beside("async_training.require_batches", UPDATES)
 TRAINER_MODE = declare_beside("trainer.v1.trainer_mode", TRAINER)
 # Of verl after 0.9: the group that it names, and the key that it sets.
 REMOTE_GROUP = declare_beside("remote_backend", TRAINER)
@@ -443,8 +451,12 @@ def model_config(path: str | None) -> Any:
 QAT = declare_beside(f"{ACTOR}.qat.enable", ENGINE)
 MTP = declare_beside("actor_rollout_ref.model.mtp.enable", ENGINE)
 PREFIX_GROUPER = declare_beside(f"{ACTOR}.use_prefix_grouper", ENGINE)
-ROUTER_REPLAY = declare_beside(f"{ACTOR}.veomni.router_replay.mode", ENGINE)
+ROUTER_REPLAY_OF_VEOMNI = declare_beside(f"{ACTOR}.veomni.router_replay.mode", ENGINE)
 ROUTER_REPLAY_OF_MEGATRON = declare_beside(f"{ACTOR}.megatron.router_replay.mode", ENGINE)
+# Of verl 0.9.0 and its main branch; 0.9.1 reads the two keys above in its place. No engine reads it. Where both the
+# server and the actor have recorded routes, verl's trainers with a rollout apart drop the server's under R2, and the
+# actor's otherwise.
+declare_beside(f"{ACTOR}.router_replay.mode", "verl's trainers with a rollout apart", NOT_READ)
 DEVICE = declare_beside("trainer.device", ENGINE)
 
 
@@ -497,7 +509,7 @@ ENGINE_NAME = declare_beside(f"{ROLLOUT}.name", SERVER)
 TEMPERATURE = declare_beside(f"{ROLLOUT}.temperature", SERVER)
 LOG_PROB_MODE = declare_beside(f"{ROLLOUT}.logprobs_mode", SERVER)
 # What score centering asks of the server, after 0.9.
-declare_beside(f"{ROLLOUT}.topk_log_probs", SERVER)
+declare_beside(f"{ROLLOUT}.topk_log_probs", SERVER, NOT_READ)
 # verl's vLLM server gives this key precedence over its own arguments.
 LOG_PROB_MODE_OF_VLLM = declare_beside(f"{ROLLOUT}.engine_kwargs.vllm.logprobs_mode", SERVER)
 TOP_P = declare_beside(f"{ROLLOUT}.top_p", SERVER)

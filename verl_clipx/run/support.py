@@ -56,7 +56,10 @@ OPTIONS: Mapping[str, Mapping[str, bool | Callable[[Any], bool]]] = {
     "bypass mode, v0 trainer": {keys.BYPASS: True, keys.USE_V1: False},
     "distillation alongside task rewards": {keys.DISTILLATION: True},
     "group filtering": {keys.GROUP_FILTERING: True},
-    "router replay": {keys.STRATEGY: "veomni", keys.ROUTER_REPLAY: {"R2", "R3"}.__contains__},
+    "router replay under VeOmni": {
+        keys.STRATEGY: "veomni",
+        keys.ROUTER_REPLAY_OF_VEOMNI: {"R2", "R3"}.__contains__,
+    },
     "router replay under Megatron": {
         keys.STRATEGY: "megatron",
         keys.ROUTER_REPLAY_OF_MEGATRON: {"R2", "R3"}.__contains__,
