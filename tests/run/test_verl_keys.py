@@ -17,6 +17,7 @@ from verl.trainer.ppo import core_algos
 from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 
 from tests.claims.configuration import ACTOR, actor_of, decided, hydra_s, merged, parsed, refused
+from verl_clipx.common import verl_version
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run.keys import (
     CLIP_KEYS,
@@ -172,10 +173,11 @@ BYPASSED, WEIGHTS = f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_is=
 CENTERED = f"+{CORRECTION}.score_centering=True"
 REJECTED = (f"{CORRECTION}.rollout_rs=seq_mean_k3", f"{CORRECTION}.rollout_rs_threshold=0.01")
 ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size=2"
-MEGATRON = f"{ACTOR}.strategy=megatron"
+MEGATRON, VEOMNI = (f"{ACTOR}.strategy={name}" for name in ("megatron", "veomni"))
 OVERRIDE = "actor_rollout_ref.model.override_config.attn_implementation"
 FUSED, FSDP2 = "actor_rollout_ref.model.use_fused_kernels=True", f"{ACTOR}.strategy=fsdp2"
 MODELS = Path(__file__).parent / "fixtures" / "models"
+SELECTED = ("+clipx/select=high_entropy", "clipx.select.over=mini_batch")
 UNTIED, TIED = (f"actor_rollout_ref.model.path={MODELS / name}" for name in ("untied", "tied"))
 IN_ENGINE = "engine_kwargs.vllm.logprobs_mode=processed_logprobs"
 
@@ -233,6 +235,8 @@ REFUSED = [
     (f"{OVERRIDE}=sdpa", "+clipx=observe", f"{OVERRIDE}=sdpa", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"),
     (f"{OVERRIDE}=sdpa", "+clipx=grpo", f"{OVERRIDE}=sdpa", ULYSSES.replace("actor.", "ref.")),
     ("untied", "+clipx=grpo", FSDP2, UNTIED, FUSED),
+    ("R3", "+clipx=acpo", VEOMNI, f"+{ACTOR}.veomni.router_replay.mode=R2"),
+    ("before each update", "+clipx=grpo", *SELECTED, VEOMNI, f"+{ACTOR}.veomni.router_replay.mode=R2"),
     ("data-parallel group", "+clipx=grpo", MEGATRON, f"{ACTOR}.megatron.dynamic_context_parallel=True"),
     # What verl would stop at minutes later, or pass over.
     *(("no update", "+clipx=observe", f"{ACTOR}.ppo_epochs={number}") for number in (0, 0.5)),
@@ -301,6 +305,13 @@ def test_a_remote_backend_is_refused_however_verl_names_it():
         assert len(error.value.all) == 1
 
 
+@pytest.mark.parametrize(("version", "are_recorded"), [("0.9.0", True), ("0.9.1", False), ("0.10.0.dev", True)])
+def test_under_megatron_the_version_says_whether_an_extra_pass_records_routes(monkeypatch, version, are_recorded):
+    monkeypatch.setattr(verl_version, "verl_version", lambda: version)
+    keys = [refusal.key for refusal in refused("+clipx=acpo", MEGATRON, f"+{ACTOR}.megatron.router_replay.mode=R2")]
+    assert keys == [f"{ACTOR}.megatron.router_replay.mode"] * are_recorded
+
+
 @pytest.mark.parametrize("group", ["+clipx=acpo", "+clipx=grpo", "+clipx=observe"])
 @pytest.mark.parametrize("mode", ["disabled", "R2", "R3"])
 def test_which_recorded_routes_verl_replays_changes_no_run_of_ours(group, mode):
@@ -316,6 +327,12 @@ SERVED = [
     ("+clipx=acpo", f"+{POLICY_LOSS}.local_eta=5.0"),
     ("+clipx=acpo", ULYSSES, f"{OVERRIDE}=flash_attention_3"),
     ("+clipx=acpo", f"{OVERRIDE}=sdpa"),
+    # Routes that are replayed in every pass, no pass before an update, and the key of another engine.
+    ("+clipx=acpo", VEOMNI, f"+{ACTOR}.veomni.router_replay.mode=R3"),
+    ("+clipx=grpo", VEOMNI, f"+{ACTOR}.veomni.router_replay.mode=R2"),
+    ("+clipx=acpo", "clipx.scope=micro_batch", VEOMNI, f"+{ACTOR}.veomni.router_replay.mode=R2"),
+    ("+clipx=observe", VEOMNI, f"+{ACTOR}.veomni.router_replay.mode=R2"),
+    ("+clipx=acpo", FSDP2, f"+{ACTOR}.veomni.router_replay.mode=R2"),
     ("+clipx=grpo", FUSED, FSDP2, TIED),
     ("+clipx=grpo", FUSED, UNTIED),
     ("+clipx=grpo", FUSED, FSDP2, "actor_rollout_ref.model.path=hdfs://model"),

@@ -460,6 +460,33 @@ declare_beside(f"{ACTOR}.router_replay.mode", "verl's trainers with a rollout ap
 DEVICE = declare_beside("trainer.device", ENGINE)
 
 
+@refuses(ROUTER_REPLAY_OF_VEOMNI)
+def routes_recorded_anew(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+    """R2 with an extra pass, which would record new routes; under Megatron its own key, except in verl 0.9.1"""
+    from verl_clipx.common.verl_version import verl_version
+    from verl_clipx.run.schedule import schedule_of
+
+    # Judged by verl's source: its engines record under R2 whenever they make no gradient. 0.9.1's Megatron alone looks
+    # whether the rows have routes.
+    recording = {"veomni": ROUTER_REPLAY_OF_VEOMNI}
+    if verl_version() != "0.9.1":
+        recording["megatron"] = ROUTER_REPLAY_OF_MEGATRON
+    key = recording.get(values[STRATEGY])
+    if key is None or values[key] != "R2":
+        return
+    passes = schedule_of(values, node).extra_passes
+    if passes:
+        reason = (
+            f"{chosen(node)} makes a pass over the mini-batch {passes}, in which verl would record new routes and not "
+            "replay those of the update, so that the bounds would be those of another policy"
+        )
+        advice = (
+            f"Set {key}=R3, which replays the server's routes, or leave out the pass, by {NODE}.scope or "
+            f"{NODE}.select.over."
+        )
+        yield Refusal(key, "R2", reason, advice)
+
+
 DYNAMIC_CONTEXT = declare_beside(f"{ACTOR}.megatron.dynamic_context_parallel", ENGINE)
 
 
