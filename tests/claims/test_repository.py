@@ -135,6 +135,22 @@ def test_no_page_prints_an_address_that_a_reader_has_to_fill_in():
     assert [page.name for page in PAGES if incomplete.search(page.read_text(encoding="utf-8"))] == []
 
 
+# In place of any name.
+MADE_UP = {"tests/losses/methods/test_NAME.py", "tests/a/test_b.py"}
+
+
+def test_the_test_files_that_code_and_pages_name_are_there():
+    folders = ("verl_clipx", "tests", "benchmarks", "scripts")
+    code = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    missing = [
+        f"{file.relative_to(ROOT)} names {name}"
+        for file in (*code, *PAGES)
+        for name in re.findall(r"\btests/[\w/]+\.py\b", file.read_text(encoding="utf-8"))
+        if name not in MADE_UP and not (ROOT / name).exists()
+    ]
+    assert missing == []
+
+
 def test_every_file_names_the_version_and_the_licence():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["authors"] == [{"name": "The verl-clipx developers"}]
