@@ -1,14 +1,19 @@
 """What the rules of `clipx diagnose` find in logs that they were not fixed on.
 
-Run: python benchmarks/diagnosis.py
+Run: python benchmarks/diagnosis.py              every table; takes minutes
+     python benchmarks/diagnosis.py --rules      only the list of rules in docs/reading.md
+     python benchmarks/diagnosis.py --rule NAME  prints how many healthy logs meet a rule; writes nothing
+     python benchmarks/diagnosis.py --has KEY    prints how many healthy logs have a metric or a key; writes nothing
 
 Reads the logs under docs/results, of which benchmarks/known_faults.py and benchmarks/table_fill.py made those that are
-kept apart. Writes the tables of docs/dev/diagnosis_evidence.md. A trend
-may warn while a run trains if no beginning of a healthy log met its rule.
+kept apart. Writes the list of rules in docs/reading.md and the tables of docs/dev/diagnosis_evidence.md, each as soon
+as it is made. A trend may warn while a run trains if no beginning of a healthy log met its rule.
 """
 
+import argparse
 import itertools
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy
 import pandas
 
-from verl_clipx.analysis.diagnose.diagnosis import diagnose, keys_missing_for
+from verl_clipx.analysis.diagnose.diagnosis import diagnose, keys_missing_for, missing_in
 from verl_clipx.analysis.diagnose.parting import part
-from verl_clipx.analysis.diagnose.rule import Rule
-from verl_clipx.analysis.diagnose.rules import RULES
+from verl_clipx.analysis.diagnose.rule import Kind, Rule
+from verl_clipx.analysis.diagnose.rules import ROUNDING, RULES
 from verl_clipx.analysis.diagnose.timeline import changes
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.floor import clipped_by_step
@@ -32,7 +37,7 @@ from verl_clipx.common.statistics.estimate import share
 from verl_clipx.papers.tables.collect import read_configurations
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE, RESULTS = DOCS / "dev/diagnosis_evidence.md", DOCS / "results"
+PAGE, LIST, RESULTS = DOCS / "dev/diagnosis_evidence.md", DOCS / "reading.md", DOCS / "results"
 FAULTS, REVERSAL, VALIDATED = (RESULTS / "runs" / name for name in ("faults", "reversal", "validated"))
 BEGIN, END = "<!-- from here on: benchmarks/diagnosis.py, {} -->\n", "<!-- up to here: {} -->\n"
 
@@ -52,8 +57,8 @@ CHANGED_FOR = {
 }
 NOT_COUNTED = CHANGED_FOR | {"reward_for_a_letter-seed31.jsonl.gz"}
 ALL_RULES = "**all rules together**"
-# Logs that say how much rounding clips, and the rule that reads it.
-WITH_FLOOR, ROUNDING = RESULTS / "runs/evidence_default", "clipping can't be told from rounding"
+# Logs that say how much rounding clips.
+WITH_FLOOR = RESULTS / "runs/evidence_default"
 # Made-up ones: how many of a kind, their steps, the updates of each, and the share of the tokens that rounding clips.
 MADE_UP, STEPS, UPDATES, ROUNDED = 50, 30, 4, 0.002
 TOKENS_OF_RESPONSE = 200
@@ -216,11 +221,16 @@ def false_alarms() -> dict[str, tuple[int, int]]:
     runs, counts, any_met = healthy_runs(), {}, set[int]()
     beginnings = [beginnings_of(run) for run in runs]
     for rule in RULES:
-        having = [index for index, run in enumerate(runs) if not keys_missing_for(rule, run)]
-        met = [index for index in having if _meets(rule, beginnings[index])]
+        met, having = alarms_of(rule, runs, beginnings)
         counts[rule.name] = (len(met), len(having))
         any_met.update(met)
     return counts | {ALL_RULES: (len(any_met), len(runs))}
+
+
+def alarms_of(rule: Rule, runs: list[Run], beginnings: list[list[Run]]) -> tuple[list[int], list[int]]:
+    """The places of the runs of which a beginning meets a rule, and of those that have what it reads."""
+    having = [index for index, run in enumerate(runs) if not keys_missing_for(rule, run)]
+    return [index for index in having if _meets(rule, beginnings[index])], having
 
 
 def _meets(rule: Rule, beginnings: list[Run]) -> bool:
@@ -383,29 +393,70 @@ def _seen(record: dict[str, Any], run: Run, healthy: Run) -> tuple[bool, bool, b
     return abs(first - record["since"]) <= IN_TIME, in_time, in_time and sooner, parts
 
 
-def tables() -> dict[str, str]:
-    """The parts of the page, by name."""
+def rule_list() -> str:
+    """The names of the rules by their kinds, as in docs/reading.md."""
+    lines = []
+    for kind in Kind:
+        lines.append(f"- **{kind.value.capitalize()}s**\n")
+        lines += [f"    - {rule.name}\n" for rule in RULES if rule.kind is kind]
+    return "".join(lines)
+
+
+def tables() -> Iterator[tuple[str, str]]:
+    """The parts of docs/dev/diagnosis_evidence.md with their names."""
     trials = [try_rules(path, run) for path, run in known_faults().items() if path.name not in NOT_COUNTED]
-    return {
-        "summary": summary(trials, {"runs of the table reversal": controls()}),
-        "faults": faults_table(trials),
-        "false alarms": alarms_table(false_alarms()),
-        "rounding": rounding_table(),
-        "timeline": timeline_table(),
-    }
+    yield "summary", summary(trials, {"runs of the table reversal": controls()})
+    yield "faults", faults_table(trials)
+    yield "false alarms", alarms_table(false_alarms())
+    yield "rounding", rounding_table()
+    yield "timeline", timeline_table()
+
+
+def put(page: Path, name: str, part: str) -> None:
+    """Writes a part of a page between its marks."""
+    begin, end = BEGIN.format(name), END.format(name)
+    before, _, rest = read_text(page).partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        sys.exit(f"{page}: has no place for {name}.")
+    write_text(page, f"{before}{begin}{part}{end}{after}")
+
+
+def alarms_in_words(name: str) -> str:
+    """Says how many healthy logs meet a rule."""
+    rule = next((rule for rule in RULES if rule.name == name), None)
+    if rule is None:
+        sys.exit(f"There is no rule {name}; the rules are: {'; '.join(rule.name for rule in RULES)}.")
+    runs = healthy_runs()
+    met, having = alarms_of(rule, runs, [beginnings_of(run) for run in runs])
+    return f"{name}: met in a beginning of {len(met)} of {len(having)} healthy logs that have what it reads."
+
+
+def having_in_words(key: str) -> str:
+    """Says how many healthy logs have a metric, in which * stands for anything, or a key of the configuration."""
+    runs = healthy_runs()
+    having = [run for run in runs if not missing_in(run, [key])]
+    return f"{key}: in {len(having)} of {len(runs)} healthy logs."
 
 
 def main() -> None:
-    """Writes the page's tables."""
-    page = read_text(PAGE)
-    for name, table in tables().items():
-        begin, end = BEGIN.format(name), END.format(name)
-        before, _, rest = page.partition(begin)
-        _, found, after = rest.partition(end)
-        if not found:
-            sys.exit(f"{PAGE}: has no place for {name}.")
-        page = f"{before}{begin}{table}{end}{after}"
-    write_text(PAGE, page)
+    """Writes the pages' parts, or prints what is asked for."""
+    parser = argparse.ArgumentParser()
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--rules", action="store_true")
+    chosen.add_argument("--rule", metavar="NAME")
+    chosen.add_argument("--has", metavar="KEY")
+    words = parser.parse_args()
+    if words.rule is not None:
+        print(alarms_in_words(words.rule))
+        return
+    if words.has is not None:
+        print(having_in_words(words.has))
+        return
+    put(LIST, "rules", rule_list())
+    if not words.rules:
+        for name, table in tables():
+            put(PAGE, name, table)
 
 
 if __name__ == "__main__":

@@ -107,8 +107,8 @@ def add_values_to_keys(text: str, run: Run) -> str:
 
 def keys_missing_for(rule: Rule, run: Run) -> list[str]:
     """Returns the metrics and keys that a run lacks for a rule; none if the rule can be checked."""
-    missing = _missing_in(run, rule.reads)
-    has_substitute = bool(rule.instead) and not _missing_in(run, rule.instead)
+    missing = missing_in(run, rule.reads)
+    has_substitute = bool(rule.instead) and not missing_in(run, rule.instead)
     if has_substitute:
         return []
     has_some = len(missing) < len(rule.reads)
@@ -117,7 +117,7 @@ def keys_missing_for(rule: Rule, run: Run) -> list[str]:
     return missing
 
 
-def _missing_in(run: Run, names: Iterable[str]) -> list[str]:
+def missing_in(run: Run, names: Iterable[str]) -> list[str]:
     """Returns those metrics and keys that are neither in a run's log nor in its configuration."""
     return [name for name in names if not _is_logged(run, name) and name not in run.configuration]
 

@@ -49,7 +49,7 @@ from verl_clipx.common.statistics.collapse import KEPT, PART, collapse, last_lev
 from verl_clipx.run.keys import MINI_BATCH, ROLLOUT_PROMPTS, STRATEGY, TOP_K, TOP_P, VALIDATION_FOLDER
 from verl_clipx.run.sampling import is_number
 
-__all__ = ["HELD_OUT_FALLS", "REWARD_COLLAPSE", "RULES"]
+__all__ = ["HELD_OUT_FALLS", "REWARD_COLLAPSE", "ROUNDING", "RULES"]
 
 REWARD_COLLAPSE = "reward collapse"
 HELD_OUT_FALLS = "held-out score falls while the training reward rises"
@@ -57,6 +57,7 @@ NO_SIGNAL = "no learning signal"
 FEW_TEACH = "few prompts teach, because samples score alike"
 ONE_SIDED = "one-sided clipping"
 ONE_UPDATE = "bounds idle: one update a rollout batch"
+ROUNDING = "clipping can't be told from rounding"
 MISMATCH = "mismatch of rollout and training"
 CUT_AT_LIMIT = "responses cut at the limit"
 # Rules whose advice is void where the reward, or the batch, is not what it should be.
@@ -400,7 +401,7 @@ FEWEST_CLIPPED = 30
 
 
 @rule(
-    "clipping can't be told from rounding",
+    ROUNDING,
     reads=(keys.CLIPPED_LOW, keys.CLIPPED_HIGH, keys.FLOOR_LOW, keys.FLOOR_HIGH, keys.FLOOR_TOKENS),
     link="docs/floor.md",
     about=(keys.FLOOR_LOW,),
