@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from one_process.kept import kept_path
 from one_process.only_rank import become_only_rank
 
 from verl_clipx.analysis.diagnose.rules import RULES
@@ -282,6 +281,9 @@ def main(
     """Makes the runs that are missing, one after the other."""
     os.environ.setdefault("CLIPX_DATA", "data")
     become_only_rank()
+    # Later, as it imports torch, which tests that read the faults don't need.
+    from one_process.kept import kept_path
+
     for number in seed or [31]:
         for one in name or USUAL:
             path = kept_path(runs, one, number)
