@@ -51,8 +51,10 @@ def declared() -> Declared:
     for key, choices in registries().items():
         texts[key] |= choices
     for key in spelled():
-        numbers.add(key)
         texts.setdefault(key, set())
+        # The installed verl may lack the key, and with it the dataclass that says that it takes texts alone.
+        if not any(fnmatchcase(key, pattern) for pattern in keys.CHOICES):
+            numbers.add(key)
     # By its dataclass, such a key takes texts alone, although its default is null, or a row of `run/keys.py` names it.
     numbers -= {key for key, words in texts.items() if TEXT in words}
     for pattern, choices in keys.CHOICES.items():
