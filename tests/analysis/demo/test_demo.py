@@ -18,6 +18,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from tests.claims.documents import ROOT
+from verl_clipx.analysis.certify.certify import BETWEEN, certify
 from verl_clipx.analysis.demo.files import PAGE, RUNS, SHIPPED
 from verl_clipx.cli import app
 
@@ -50,6 +51,15 @@ def run(*words: str) -> str:
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     return done.output
+
+
+@pytest.mark.slow
+def test_certify_says_of_its_runs_what_its_page_shows():
+    answers = certify([str(SHIPPED / RUNS[0]), BETWEEN, str(SHIPPED / RUNS[1])], [])
+    (evidence,) = (answer.evidence for answer in answers if answer.question == "the clip acted")
+    page = (ROOT / "docs/certify.md").read_text("utf-8")
+    # Split at white space, because evidence has narrow spaces before its percent signs.
+    assert f"passed: the clip acted: {' '.join(evidence.split())}" in " ".join(page.split())
 
 
 @pytest.mark.slow
