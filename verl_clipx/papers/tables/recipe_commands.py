@@ -36,7 +36,11 @@ def list_presets(
         str, typer.Argument(help="List only presets whose name contains this, such as bapo/ or _near.")
     ] = "",
 ) -> None:
-    """List the presets with their methods, models, data, updates a rollout batch, and the table rows they fill."""
+    """List the presets.
+
+    Beside a preset's name are its method, model and data, its updates for each rollout batch, and the row of a table
+    that it fills.
+    """
     from verl_clipx.papers.tables.presets import preset_names
 
     names = [name for name in preset_names() if containing in name]
@@ -166,9 +170,10 @@ def check(
     name: Preset,
     overrides: Annotated[list[str] | None, typer.Argument(help="Further overrides, as for the run itself.")] = None,
 ) -> None:
-    """Check that the reward of a preset can use the ground truths of its data.
+    """Check that a reward can use the data's ground truths.
 
-    Only the data files that are on this machine are read. The exit code is 1 if the reward can't use one.
+    Only the data files of the preset that are on this machine are read. The exit code is 1 if the reward can't use one
+    of their ground truths.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
