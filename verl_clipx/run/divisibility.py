@@ -14,7 +14,9 @@ from verl_clipx.losses.base.refusal import written
 from verl_clipx.run.keys import (
     ACTOR,
     DEVICES_A_NODE,
+    FETCHED_PROMPTS,
     FSDP_SIZE,
+    GROUP_FILTERING,
     LONGEST_PROMPT,
     LONGEST_RESPONSE,
     MINI_BATCH,
@@ -89,14 +91,14 @@ def what_does_not_divide(config: DictConfig) -> list[str]:
 
 def batches(config: DictConfig, ranks: int) -> Iterator[str]:
     """Names sizes that do not divide the rollout batch, or whose responses do not divide over the ranks."""
-    prompts = config.data.train_batch_size
-    fetched = config.data.get("gen_batch_size")
+    prompts = OmegaConf.select(config, ROLLOUT_PROMPTS)
+    fetched = OmegaConf.select(config, FETCHED_PROMPTS)
     n = OmegaConf.select(config, RESPONSES)
     mini_batch = OmegaConf.select(config, MINI_BATCH)
     key = MINI_BATCH
     if prompts % mini_batch:
         yield (
-            f"{key}={mini_batch}: does not divide data.train_batch_size={prompts} (both in prompts): verl's v1 trainer "
+            f"{key}={mini_batch}: does not divide {ROLLOUT_PROMPTS}={prompts} (both in prompts): verl's v1 trainer "
             f"would fill the last mini-batch with padding, the older one stops. Choose a divisor of {prompts}."
         )
     elif mini_batch * n % ranks:
@@ -106,28 +108,28 @@ def batches(config: DictConfig, ranks: int) -> Iterator[str]:
             f"over {ranks} data-parallel ranks. Use a multiple of {multiple} prompts, or change {NODES} or "
             f"{ACTOR}.ulysses_sequence_parallel_size."
         )
-    if fetched and prompts % fetched and not config.algorithm.get("filter_groups", {}).get("enable"):
-        yield f"data.gen_batch_size={fetched}: does not divide data.train_batch_size={prompts}. Leave it null."
+    if fetched and prompts % fetched and not OmegaConf.select(config, GROUP_FILTERING):
+        yield f"{FETCHED_PROMPTS}={fetched}: does not divide {ROLLOUT_PROMPTS}={prompts}. Leave it null."
 
 
 def micro_batches(config: DictConfig, ranks: int, sharing: int) -> Iterator[str]:
     """Micro-batches that do not divide a rank's responses, and token budgets below the longest sequence."""
     actor, rollout, ref = (OmegaConf.select(config, node) for node in (ACTOR, ROLLOUT, REFERENCE))
-    rows = config.data.train_batch_size * rollout.n // ranks
+    rows = OmegaConf.select(config, ROLLOUT_PROMPTS) * rollout.n // ranks
     passes = [
         (f"{ACTOR}.ppo", actor.use_dynamic_bsz, actor.ppo_mini_batch_size * rollout.n // ranks),
         (f"{ROLLOUT}.log_prob", rollout.log_prob_use_dynamic_bsz, rows),
     ]
     if need_reference_policy(config):
         passes.append((f"{REFERENCE}.log_prob", ref.log_prob_use_dynamic_bsz, rows))
-    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest = OmegaConf.select(config, LONGEST_PROMPT) + OmegaConf.select(config, LONGEST_RESPONSE)
     for prefix, dynamic, rows in passes:
         key = f"{prefix}_max_token_len_per_gpu" if dynamic else f"{prefix}_micro_batch_size_per_gpu"
         value = OmegaConf.select(config, key)
         if dynamic and value * sharing < longest:
             yield (
-                f"{key}={value}: times {sharing} GPUs that share a sequence is less than data.max_prompt_length + "
-                f"data.max_response_length = {longest}: verl stops when such a sequence comes. Set at least "
+                f"{key}={value}: times {sharing} GPUs that share a sequence is less than {LONGEST_PROMPT} + "
+                f"{LONGEST_RESPONSE} = {longest}: verl stops when such a sequence comes. Set at least "
                 f"{math.ceil(longest / sharing)}, or share sequences over more GPUs "
                 f"({ACTOR}.ulysses_sequence_parallel_size)."
             )

@@ -738,6 +738,8 @@ LOADED_CONTENTS = f"{ACTOR}.checkpoint.load_contents"
 PROJECT_NAME = "trainer.project_name"
 EXPERIMENT_NAME = "trainer.experiment_name"
 TRAINING_FILES = "data.train_files"
+# How many prompts verl fetches at once.
+FETCHED_PROMPTS = "data.gen_batch_size"
 TRAINING_ROWS = "data.train_max_samples"
 VALIDATION_FILES = "data.val_files"
 # verl reads the first; the second is where its older versions had it.
