@@ -37,6 +37,9 @@ from verl_clipx.run.keys import (
     LONGEST_PROMPT,
     LONGEST_RESPONSE,
     MODEL_PATH,
+    NAMED_CHECKPOINT,
+    NODES,
+    PLATFORM_OF_WORKERS,
     RESUME_MODE,
     RESUME_PATH,
     ROLLOUT,
@@ -54,8 +57,6 @@ QUESTIONS = "questions.parquet"
 AGENT_LOOPS = "agent_loops.yaml"
 LOG = "run.log"
 _ON_THE_CPU = "+hardware=cpu"
-# What +hardware=cpu has for the workers, the driver needs too.
-_PLATFORM = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
 _LINES_OF_A_FAILURE = 20
 
 
@@ -93,7 +94,8 @@ def compose_base(overrides: Sequence[str]) -> DictConfig:
 
 def ranks_of(base: DictConfig) -> int:
     """Return the number of ranks that load the model."""
-    return int(base.trainer.nnodes) * int(base.trainer.n_gpus_per_node)
+    nodes = OmegaConf.select(base, NODES)
+    return int(nodes) * int(OmegaConf.select(base, DEVICES_A_NODE))
 
 
 def sample(
@@ -192,7 +194,8 @@ class ValidationRun:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         self.write(unfinished, seed, questions)
-        _launch(unfinished, OmegaConf.select(self.base, _PLATFORM))
+        # What +hardware=cpu has for the workers, the driver needs too.
+        _launch(unfinished, OmegaConf.select(self.base, PLATFORM_OF_WORKERS))
         read_responses(unfinished, self.sampling.samples, questions, "*.jsonl")
         # No two chunks of a seed have the same first question.
         unfinished.replace(completions / f"{questions[0]:06d}")
@@ -218,7 +221,7 @@ class ValidationRun:
             "hydra.run.dir": str(folder),
             VALIDATION_FOLDER: str(folder),
             CHECKPOINT_FOLDER: str(folder / "checkpoints"),
-            RESUME_MODE: "resume_path" if weights.resume_from else "disable",
+            RESUME_MODE: NAMED_CHECKPOINT if weights.resume_from else "disable",
             RESUME_PATH: weights.resume_from,
             MODEL_PATH: weights.model,
             TOKENIZER_PATH: weights.tokenizer,

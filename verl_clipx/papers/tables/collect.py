@@ -23,7 +23,7 @@ from verl_clipx.papers.tables.measures import MissingNumber, Value, evaluation_f
 from verl_clipx.papers.tables.significance import NO_SEED, CellKey, compare_rows
 from verl_clipx.papers.versions import versions_here
 from verl_clipx.run.kept_values import bare_address, kept_configuration
-from verl_clipx.run.keys import MODEL_PATH, TRAINING_FILES
+from verl_clipx.run.keys import DATA_SEED, MODEL_PATH, TRAINING_FILES
 
 # The form of the results' parts that rendering needs.
 RESULTS = {
@@ -131,15 +131,15 @@ class Collected:
             self.missing.append(f"{name}: no .hydra/config.yaml")
             return None
         wanted = kept_configuration(self.preset_values(preset))
-        seed = run.config.data.get("seed")
+        seed = run.run_record.seeds.data
         given = filled_in(wanted, run.values)
         reasons = differences({**wanted, **given}, run.values)
         if any(seed == other["seed"] for other in self.runs if other["preset"] == preset):
-            reasons.append(f"data.seed: {seed!r}, which another run of {preset} has too")
+            reasons.append(f"{DATA_SEED}: {seed!r}, which another run of {preset} has too")
         if reasons:
             self.refuse(name, preset, reasons)
             return None
-        total = run.config.trainer.total_training_steps or 0
+        total = run.run_record.length.steps or 0
         if run.last_step < total:
             self.missing.append(f"{name}: trained to step {run.last_step} of {total}")
             return None

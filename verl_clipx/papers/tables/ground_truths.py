@@ -6,7 +6,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.common.files import read_table
-from verl_clipx.run.keys import TRAINING_FILES, VALIDATION_FILES
+from verl_clipx.run.keys import REWARD_FUNCTIONS, TRAINING_FILES, VALIDATION_FILES
 
 # With this prefix, verl takes the path of a reward function for an installed module, not for a file.
 PACKAGE_PREFIX = "pkg://"
@@ -21,7 +21,7 @@ def find_unusable_ground_truth(config: DictConfig) -> str | None:
     Returns:
         A message with the file, the row, counted from 0, and the fault; None if nothing is found.
     """
-    reward_path = str(OmegaConf.select(config, "reward.custom_reward_function.path") or "")
+    reward_path = str(OmegaConf.select(config, f"{REWARD_FUNCTIONS[0]}.path") or "")
     if not reward_path.startswith(PACKAGE_PREFIX):
         return None
     reward_module = import_module(reward_path.removeprefix(PACKAGE_PREFIX))

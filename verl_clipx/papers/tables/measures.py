@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 
 from verl_clipx.analysis.runs.folder import RunFolder
 from verl_clipx.common.files import read_table
@@ -148,10 +147,7 @@ def check_validated_questions(run: RunFolder, data_source: str, questions: int) 
     Raises:
         ValueError: the numbers differ; the message has both.
     """
-    configured = OmegaConf.select(run.config, VALIDATION_FILES)
-    if isinstance(configured, str):
-        configured = [configured]
-    paths = [Path(path) for path in configured or []]
+    paths = [Path(path) for path in run.run_record.validation.paths]
     if not paths or not all(path.is_file() for path in paths):
         return
     validated = 0
@@ -159,7 +155,8 @@ def check_validated_questions(run: RunFolder, data_source: str, questions: int) 
         data_sources = read_table(path, ["data_source"])["data_source"].to_pylist()
         validated += data_sources.count(data_source)
     if validated != questions:
-        raise ValueError(f"data.val_files: table {questions} questions of {data_source}, the files have {validated}")
+        difference = f"table {questions} questions of {data_source}, the files have {validated}"
+        raise ValueError(f"{VALIDATION_FILES}: {difference}")
 
 
 def mean_time(run: RunFolder, timers: dict[str, float], first: int, last: int) -> Value:

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from omegaconf import DictConfig
-
 from verl_clipx.analysis.runs.folder import RunFolder, run_path
 from verl_clipx.common.files import parquet_file
 from verl_clipx.losses.configs_folder import configs_folder
 from verl_clipx.papers.tables.definition import DATA_FOLDER, Column, Row, Table
 from verl_clipx.papers.tables.measures import evaluation_folder, protocol_of
+from verl_clipx.run.record import RunRecord
 from verl_clipx.run.run_files import METRICS
 
 PREPARE = "prepare"
@@ -120,29 +119,26 @@ def has_finished(run: RunFolder) -> bool:
     """Return whether a training has made all its steps; False also if their number cannot be determined here."""
     if not run.is_trained or not run.metrics:
         return False
-    total = run.config.trainer.total_training_steps or steps_by_data(run.config)
+    total = run.run_record.length.steps or steps_by_data(run.run_record)
     return total is not None and run.last_step >= total
 
 
-def steps_by_data(config: DictConfig) -> int | None:
+def steps_by_data(record: RunRecord) -> int | None:
     """Return how many steps a training makes: the whole batches of its training rows, times its epochs.
 
     Returns:
         None if a file of the training rows is not on this machine.
     """
-    configured = config.data.train_files
-    if isinstance(configured, str):
-        configured = [configured]
-    paths = [Path(name).expanduser() for name in configured]
+    paths = [Path(name).expanduser() for name in record.data.paths]
     if not all(path.is_file() for path in paths):
         return None
     rows = sum(map(count_rows, paths))
     # verl takes -1 for all rows.
-    largest_number = config.data.get("train_max_samples", -1)
-    if largest_number > 0:
+    largest_number = record.length.rows
+    if largest_number is not None and largest_number > 0:
         rows = min(rows, largest_number)
-    batches = rows // config.data.train_batch_size
-    return batches * config.trainer.total_epochs
+    batches = rows // record.batch.prompts
+    return batches * record.length.epochs
 
 
 def count_rows(path: Path) -> int:
