@@ -324,6 +324,14 @@ class RunRecord:
     configuration_hash: str | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict)
 
+    def kept(self, key: str) -> Any:
+        """Returns what stands at a key of the configuration that a reader's text names; None if nothing does.
+
+        Args:
+            key: dotted. What a reader itself looks at has a field.
+        """
+        return self.configuration.get(key)
+
     @property
     def aggregation_mode(self) -> str:
         """Returns verl's loss_agg_mode, which is token-mean where nothing says it."""

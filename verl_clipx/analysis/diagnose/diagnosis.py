@@ -96,7 +96,7 @@ def add_values_to_keys(text: str, run: Run) -> str:
     def add_value(match: re.Match) -> str:
         key = match[0]
         for full_key in (key, f"{MODEL_ROOT}.{key}"):
-            value = run.configuration.get(full_key)
+            value = run.record.kept(full_key)
             # In Python true and false are whole numbers too.
             if isinstance(value, int | float):
                 return f"{key} (here {value})"
