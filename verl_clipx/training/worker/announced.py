@@ -48,7 +48,7 @@ class Announced:
             there; and whether some are of the first kind.
         resolved: how far a gradient may differ, relative to a token's.
         besides: the gradient of what verl adds to the policy's term, such as a KL term, (tokens,).
-        rows: the hashes of its rows by field, from `rows_of`.
+        rows: the hashes of its rows by field, from `hash_rows_by_field`.
         factors, gradients: of the backward passes that reach the loss, and log_prob.
     """
 

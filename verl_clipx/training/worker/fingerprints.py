@@ -1,8 +1,8 @@
 """Fingerprints of a rollout batch in the trainer's process, and of each update's rows in the worker.
 
 They depend neither on the order of the rows nor on padding or the number of ranks, and equal fingerprints mean equal
-tokens but for one chance in 2^64. Both processes hash rows alike, so that the updates' fingerprints add up to their
-batch's.
+tokens but for one chance in 2^64. Both processes hash a row in the same way, so that the fingerprints of a batch's
+updates add up to that of the batch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 
-# The number of the definition below, which a log keeps with its fingerprints. Raise it with every change of what is
-# hashed: fingerprints of two definitions can't be compared. The first, which logs without a number have, left out where
-# the mask lies, and told -0.0 from 0.0.
+# The version of what `hash_row` hashes, which a log keeps with its fingerprints. Raise it with every change of that:
+# fingerprints of two definitions can't be compared. Definition 1, which logs without a number have, did not hash the
+# positions of the tokens that count, and told -0.0 from 0.0.
 DEFINITION = 2
+
+# The fields of verl's data that `hash_row` gets, in its order.
 FIELDS = ("prompts", "responses", "response_mask", "advantages")
-# The fields of a batch that say which weights began to sample a response, and which ended it.
+
+# The fields of verl's data with the version of the weights that began to sample a response, and that which ended it.
 OLDEST = "min_global_steps"
 NEWEST = "max_global_steps"
 
@@ -27,9 +30,10 @@ class RowHashes(NamedTuple):
     """The hashes of a row, 64 bits each, and how many of its tokens count.
 
     Args:
-        prompt: of the prompt's tokens.
-        pair: of these and the response's.
-        row: of all that an update trains on: both, which tokens count, and their advantages.
+        prompt: the hash of the prompt's tokens.
+        pair: the hash of the prompt's and the response's tokens.
+        row: the hash of all that an update trains on: prompt, response, the positions of the tokens that count, and
+            their advantages.
         tokens: how many tokens of the response count, at least 1.
     """
 
@@ -40,7 +44,7 @@ class RowHashes(NamedTuple):
 
 
 def hash_rows(data: Any) -> list[RowHashes | None]:
-    """Returns the hashes of each row of verl's data, jagged or padded; None for a row without tokens that count."""
+    """Return the hashes of each row of verl's data, jagged or padded; None for a row without tokens that count."""
     fields = [rows_in(data, name) for name in FIELDS]
     return [hash_row(*row) for row in zip(*fields, strict=True)]
 
@@ -48,52 +52,64 @@ def hash_rows(data: Any) -> list[RowHashes | None]:
 def hash_row(
     prompt: numpy.ndarray, response: numpy.ndarray, mask: numpy.ndarray, advantages: numpy.ndarray
 ) -> RowHashes | None:
-    """Returns the hashes of a row; None if no token counts.
+    """Hash a row.
 
     Args:
         prompt: its token ids without padding, (prompt length,).
         response: its token ids without padding, (response length,).
-        mask: above 0 where a token counts; padding may follow, (at least response length,).
-        advantages: as long as the mask. Read where a token counts, in float32; 0 and NaN have one spelling each.
+        mask: above 0 where a token of the response counts; padding may follow, (at least response length,).
+        advantages: as long as the mask. They are read in float32, where a token counts.
+
+    Returns:
+        Its hashes; None if no token counts.
     """
-    counted = numpy.flatnonzero(mask > 0)
-    if not len(counted):
+    counted_positions = numpy.flatnonzero(mask > 0)
+    if not len(counted_positions):
         return None
-    values = advantages[counted].astype(numpy.float32) + numpy.float32(0)
-    values[numpy.isnan(values)] = numpy.nan
-    of_prompt = _digest(b"", prompt.astype(numpy.int64))
-    of_pair = _digest(of_prompt, response.astype(numpy.int64))
-    of_row = _digest(of_pair, counted.astype(numpy.int64), values)
+    counted_advantages = advantages[counted_positions].astype(numpy.float32)
+    # Equal numbers get equal bytes: adding 0 turns -0.0 into 0.0, and every NaN becomes the same one.
+    counted_advantages = counted_advantages + numpy.float32(0)
+    counted_advantages[numpy.isnan(counted_advantages)] = numpy.nan
+    prompt_digest = _digest(b"", prompt.astype(numpy.int64))
+    pair_digest = _digest(prompt_digest, response.astype(numpy.int64))
+    row_digest = _digest(pair_digest, counted_positions.astype(numpy.int64), counted_advantages)
     return RowHashes(
-        prompt=int.from_bytes(of_prompt, "big"),
-        pair=int.from_bytes(of_pair, "big"),
-        row=int.from_bytes(of_row, "big"),
-        tokens=len(counted),
+        prompt=int.from_bytes(prompt_digest, "big"),
+        pair=int.from_bytes(pair_digest, "big"),
+        row=int.from_bytes(row_digest, "big"),
+        tokens=len(counted_positions),
     )
 
 
 def _digest(before: bytes, *parts: numpy.ndarray) -> bytes:
+    """Return the digest, 8 bytes, of what was hashed before and the bytes of these arrays."""
     content = b"".join(part.tobytes() for part in parts)
     return blake2b(before + content, digest_size=8).digest()
 
 
 def rows_in(data: Any, name: str) -> list[numpy.ndarray]:
-    """Returns the rows of a field of verl's data, jagged or padded; those of prompts and responses without padding."""
+    """Return the rows of a field of verl's data, one of FIELDS.
+
+    Args:
+        data: jagged or padded.
+        name: the field. Padding is taken off prompts and responses alone.
+    """
     values = data[name].cpu()
     # NumPy has no bfloat16. Every number of 16 bits is one of float32 too.
     in_numpy = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
     if values.is_nested:
         return [row.numpy() for row in in_numpy.unbind()]
     rows = in_numpy.numpy()
-    length = f"{name[:-1]}_length"
-    if name not in FIELDS[:2]:
+    if name not in ("prompts", "responses"):
         return list(rows)
+    # verl's fields "prompt_length" and "response_length", which not every trainer has.
+    length = f"{name.removesuffix('s')}_length"
     if length in data:
-        present = numpy.arange(rows.shape[1]) < data[length].cpu().numpy()[:, None]
+        is_token = numpy.arange(rows.shape[1]) < data[length].cpu().numpy()[:, None]
     else:
-        parts = data["attention_mask"].bool().cpu().tensor_split([data["prompts"].shape[1]], 1)
-        present = parts[FIELDS.index(name)].numpy()
-    return [row[there] for row, there in zip(rows, present, strict=True)]
+        of_prompts, of_responses = data["attention_mask"].bool().cpu().tensor_split([data["prompts"].shape[1]], 1)
+        is_token = of_prompts.numpy() if name == "prompts" else of_responses.numpy()
+    return [row[is_token_of_row] for row, is_token_of_row in zip(rows, is_token, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -101,9 +117,9 @@ class BatchHashes:
     """The hashes of a rollout batch's rows, from which its fingerprints are made.
 
     Args:
-        rows: of each row with tokens that count.
-        versions: of the weights that sampled it, the oldest and the newest; None if they are not known.
-        updates: of each update's rows, as the worker cut them; empty if the worker did not report them.
+        rows: the hashes of each row with tokens that count.
+        versions: the oldest and the newest version of the weights that sampled it; None if they are not known.
+        updates: the fingerprint of each update's rows, as the worker cut them; empty if the worker did not report them.
     """
 
     rows: Sequence[RowHashes]
@@ -112,12 +128,12 @@ class BatchHashes:
 
 
 def hash_batch(batch: Any, versions: tuple[int, int] | None = None, updates: Sequence[int] = ()) -> BatchHashes:
-    """Returns the hashes of a rollout batch of verl's trainer.
+    """Hash a rollout batch of verl's trainer.
 
     Args:
         batch: verl's DataProto, as its trainers give it to `compute_data_metrics`, on the host.
-        versions: of the weights that sampled it, the oldest and the newest; None: as its rows say.
-        updates: as the worker reports them.
+        versions: the oldest and the newest version of the weights that sampled it; None: those that its rows name.
+        updates: the updates' fingerprints, as the worker reports them.
     """
     rows = [row for row in hash_rows(batch.batch) if row is not None]
     of_rows = batch.non_tensor_batch
@@ -127,31 +143,41 @@ def hash_batch(batch: Any, versions: tuple[int, int] | None = None, updates: Seq
 
 
 def join(first: BatchHashes | None, second: BatchHashes) -> BatchHashes:
-    """Returns the hashes of rollout batches that are logged as one step, as of one batch.
+    """Join the hashes of two rollout batches that are logged as one step.
 
-    A group that is cut between them is one group in what is logged.
+    The responses to one prompt count as one group, even if some are in the first and some in the second batch.
+
+    Args:
+        first: the hashes of the step so far; None if there are none.
+        second: those of the batch that is added.
     """
     if first is None:
         return second
     versions = None
     if first.versions is not None and second.versions is not None:
-        both = (*first.versions, *second.versions)
-        versions = min(both), max(both)
+        versions_of_both = (*first.versions, *second.versions)
+        versions = min(versions_of_both), max(versions_of_both)
     updates: tuple[int, ...] = ()
-    # Those of one part alone are not all that trained the step.
+    # If the worker reported the updates of one batch alone, they are not all the updates of the step.
     if first.updates and second.updates:
         updates = (*first.updates, *second.updates)
     return BatchHashes(rows=[*first.rows, *second.rows], versions=versions, updates=updates)
 
 
 def fingerprints_of(batch: BatchHashes) -> dict[str, Any]:
-    """Returns what identifies a rollout batch, as the log keeps it.
+    """Return what identifies a rollout batch, as the log keeps it.
 
     Returns:
-        `definition`: that of the fingerprints; `prompts`, `responses` (each with its prompt) and `rows` (all that an
-        update trains on), fingerprints in hexadecimal; `groups`, `sequences`, `tokens`, `distinct`: how many prompts,
-        responses with tokens that count, such tokens, and different pairs of a prompt and a response; `versions` and
-        `updates`, if they are known.
+        definition: the DEFINITION of the fingerprints.
+        prompts: the fingerprint of the prompts, in hexadecimal, as are the next two.
+        responses: that of the responses, each with its prompt.
+        rows: that of all that an update trains on.
+        groups: how many prompts there are.
+        sequences: how many responses with tokens that count.
+        tokens: how many such tokens.
+        distinct: how many different pairs of a prompt and a response.
+        versions: the oldest and the newest version of the weights; absent if they are not known.
+        updates: the fingerprint of each update's rows, in hexadecimal; absent if they are not known.
     """
     prompts = {row.prompt for row in batch.rows}
     fingerprints = {
@@ -172,7 +198,12 @@ def fingerprints_of(batch: BatchHashes) -> dict[str, Any]:
 
 
 def span(oldest: Iterable[Any], newest: Iterable[Any]) -> tuple[int, int] | None:
-    """Returns the oldest and the newest of weight versions; None if a sampler does not say its own."""
+    """Return the oldest and the newest of weight versions; None if there are none, or if a response has no version.
+
+    Args:
+        oldest: of each response, the version that began to sample it.
+        newest: of each response, the version that ended it.
+    """
     oldest = [*oldest]
     newest = [*newest]
     if not oldest or None in (*oldest, *newest):
@@ -181,11 +212,11 @@ def span(oldest: Iterable[Any], newest: Iterable[Any]) -> tuple[int, int] | None
 
 
 def hexadecimal(hashes: Iterable[int]) -> str:
-    """Returns the sum of hashes, which does not depend on their order, in 64 bits."""
+    """Return the sum of hashes modulo 2^64, which does not depend on their order, as 16 hexadecimal digits."""
     return f"{sum(hashes) % 2**64:016x}"
 
 
 def hash_field(data: Any) -> torch.Tensor:
-    """Returns the hash of each row of verl's data as a field of theirs, int64, (rows,); 0 without tokens."""
+    """Return the hash of each row of verl's data as a field of them: int64, (rows,); 0 for a row without tokens."""
     hashes = [0 if row is None else row.row for row in hash_rows(data)]
     return torch.from_numpy(numpy.array(hashes, dtype=numpy.uint64).astype(numpy.int64))

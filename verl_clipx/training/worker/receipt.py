@@ -30,7 +30,7 @@ from verl_clipx.training.worker.announced import Announced
 from verl_clipx.training.worker.besides import gradient_of_verls_terms, verls_terms
 from verl_clipx.training.worker.checks import Check, Checks
 from verl_clipx.training.worker.layout import flat, pad_rows, with_leaf, with_leaves
-from verl_clipx.training.worker.rows import OLD_LOG_PROBS, Rows, rows_of
+from verl_clipx.training.worker.rows import OLD_LOG_PROBS, Rows, hash_rows_by_field
 from verl_clipx.training.worker.step import MicroBatch, Observer, OptimizerStep, RolloutBatch, call_of, in_micro_batch
 
 # With 25 tokens, as many probes tell any two groups apart, and a method from itself with a number a twentieth smaller.
@@ -151,7 +151,7 @@ class Receipt(Observer):
         if not loss.requires_grad:
             return
         announced = Announced(self.settings, self.record, self._step, model_output, data)
-        announced.rows = rows_of(data)
+        announced.rows = hash_rows_by_field(data)
         self._look_at_rows(announced, data)
         if not self._tokens and pad_rows(data["response_mask"]).any():
             self._compare_on_copies(announced, dp_group)
@@ -299,7 +299,7 @@ class Receipt(Observer):
         self._expect(Check.UPDATES, announced in (None, made), other)
         if self._begun:
             other = "some rows of the rollout batch were trained more often than others"
-            self._expect(Check.TRAINED_ONCE, self._rows.equally_often(), other)
+            self._expect(Check.TRAINED_ONCE, self._rows.are_trained_equally_often(), other)
         tokens = torch.tensor([float(self._tokens)], dtype=torch.float64)
         one_rank = torch.cat([tokens, self._weights, self.checks.failures()])
         compared, weights, number, *failures = self.all_reduce(one_rank).tolist()
@@ -334,7 +334,7 @@ class Receipt(Observer):
         correction = self.record.correction
         if not (self._begun or self._updates):
             self._rows.get(data)
-        changed = self._rows.changed(announced.rows)
+        changed = self._rows.find_changed(announced.rows)
         other = f"{', '.join(changed)} of some rows are not those that the worker got for them"
         self._expect(Check.ROWS, not changed, other)
         weights = f"{ROLLOUT_IS}={correction.weights}"

@@ -21,7 +21,7 @@ from verl_clipx.run.config import Observe, clip_range
 from verl_clipx.training.worker.layout import pad_rows, response_part
 from verl_clipx.training.worker.observe import SEQUENCE_LEVEL
 from verl_clipx.training.worker.policy_loss import decide
-from verl_clipx.training.worker.rows import OLD_LOG_PROBS, hashes
+from verl_clipx.training.worker.rows import OLD_LOG_PROBS, hash_rows_with
 from verl_clipx.training.worker.step import MeasuredFloor, OptimizerStep, inputs_of, micro_batch_of
 
 
@@ -75,7 +75,7 @@ def measure_recut(
             _add(bins, floor_bins(inputs, FLOOR_RECUT))
         rows = zip(tensors["log_prob"].unbind(), mask.unbind(), strict=True)
         of_responses = [log_prob[tokens] for log_prob, tokens in rows]
-        log_probs.update(zip(hashes(data, OLD_LOG_PROBS, None), of_responses, strict=True))
+        log_probs.update(zip(hash_rows_with(data, OLD_LOG_PROBS, None), of_responses, strict=True))
         return torch.zeros((), device=mask.device), {}
 
     tu.assign_non_tensor(other, calculate_entropy=needs_entropy, distillation_use_topk=False)
