@@ -103,7 +103,7 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1) -> Update:
     metrics = {} if output is None else tu.get(output, "metrics")
     bounds, actor = decisions.bounds, worker.actor
     if actor.policy_loss is not None and actor.state.waiting is not None:
-        actor.state.remember(actor._all_reduce(actor.state.waiting[1]))
+        actor.state.keep_waiting(actor._all_reduce(actor.state.waiting.of_this_rank))
         decide = actor.policy_loss.clipx.method.decide
         bounds |= {position: decide(statistics) for position, statistics in actor.state.statistics.items()}
     del worker, engine, actor

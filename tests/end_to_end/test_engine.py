@@ -133,7 +133,7 @@ def check_a_skipped_step_is_not_remembered(policy, rows, _):
         worker.batch = RolloutBatch()
         worker.train_batch(data)
         if state.waiting is not None:
-            state.remember(worker._all_reduce(state.waiting[1]))
+            state.keep_waiting(worker._all_reduce(state.waiting.of_this_rank))
         found.append((state.step, worker.batch.skipped, state.statistics["update_0"].clone(), weights(worker)))
     steps, skipped, (first, second, kept, last), after = zip(*found, strict=True)
     assert (steps, skipped) == ((1, 2, 2, 3), (0, 0, 1, 0))

@@ -21,7 +21,7 @@ from verl_clipx.losses.modifiers.hold import HeldBounds, Hold, held, width_of
 from verl_clipx.run.config import build
 from verl_clipx.run.description import bounds_of
 from verl_clipx.run.start import decide
-from verl_clipx.training.worker.state import description
+from verl_clipx.training.worker.state import describe_owner
 
 WITH_WIDTH = ["grpo", "gppo", "ce_gppo", "cispo", "dgpo", "two_sided", "dppo", "ipo", "gspo"]
 MASKS = ["grpo", "two_sided"]
@@ -261,5 +261,5 @@ def test_methods_that_hold_the_same_are_equal_and_a_state_belongs_to_its_target(
     method, same, other = (holding(value=value) for value in (0.02, 0.02, 0.03))
     assert isinstance(method, HeldBounds) and method == same == pickle.loads(pickle.dumps(method)) != other
     assert method != METHODS["grpo"]() and method.name == "grpo"
-    assert description(method)["hold"] == "clip_fraction 0.02 (width 0.05 to 1)" != description(other)["hold"]
-    assert {"clip_low", "clip_high"} & {*description(method)} == set()
+    assert describe_owner(method)["hold"] == "clip_fraction 0.02 (width 0.05 to 1)" != describe_owner(other)["hold"]
+    assert {"clip_low", "clip_high"} & {*describe_owner(method)} == set()

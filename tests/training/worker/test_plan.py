@@ -59,7 +59,7 @@ class Run:
     def save(self):
         """What a checkpoint does first."""
         if self.state.waiting is not None:
-            self.state.remember(self.all_reduce(self.state.waiting[1]))
+            self.state.keep_waiting(self.all_reduce(self.state.waiting.of_this_rank))
 
 
 def batch(drift=1.0, seed=0):

@@ -18,7 +18,14 @@ from verl_clipx.losses.methods import METHODS
 from verl_clipx.run.config import build
 from verl_clipx.run.handover import Handover
 from verl_clipx.training.worker import training_worker as worker_module
-from verl_clipx.training.worker.state import FILE, ControllerState, UnusableState, description, read_state, write_state
+from verl_clipx.training.worker.state import (
+    FILE,
+    ControllerState,
+    UnusableState,
+    describe_owner,
+    read_state,
+    write_state,
+)
 from verl_clipx.training.worker.training_worker import ClipxTraining
 
 OWNER = METHODS["acpo"]()
@@ -60,7 +67,7 @@ NUMBERS = ("x", [0.0] * 14, [[0.0]] * 15, ["0"] * 15, [True] * 15, [math.nan] * 
         (os.mkfifo, "a device or pipe, not a file"),
         (dict(format=99), "has format 99, this version reads 2"),
         (dict(belongs_to="somebody"), "belongs to other parameters"),
-        (dict(belongs_to=description(METHODS["acpo"](bins=10))), "bins: 10 then, 5 now"),
+        (dict(belongs_to=describe_owner(METHODS["acpo"](bins=10))), "bins: 10 then, 5 now"),
         *((dict(step=step), f"step {step}") for step in (-1, 1.5, math.inf)),
         (dict(statistics=[]), "cut short or not a state"),
         *((dict(statistics={"a": values}), "a must be 15 finite numbers") for values in NUMBERS),

@@ -59,11 +59,11 @@ def plan_step(
     if schedule.makes_extra_pass(batch.position, past=past):
         sums |= extra_pass(data, step, seen_inputs)
     if state.waiting is not None:
-        sums["waiting"] = state.waiting[1]
+        sums["waiting"] = state.waiting.of_this_rank
     totals = sum_over_ranks(sums, all_reduce)
     if "statistics" in totals and settings.method.second_statistics_size:
         totals["statistics"] = with_second_stage(settings, totals["statistics"], seen_inputs, all_reduce)
-    state.remember(totals.get("waiting"))
+    state.keep_waiting(totals.get("waiting"))
     if "counted" in totals:
         step.counted_tokens = float(totals["counted"])
     if "selected" in totals:

@@ -1,11 +1,11 @@
-"""What the bounds remember between optimizer steps, and its file beside the actor's checkpoint."""
+"""What the bounds remember between optimizer steps, and its file in the actor's folder of a checkpoint."""
 
 import json
 import logging
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,18 @@ class UnusableState(Exception):
     """The state file is missing, damaged or belongs to another run's parameters; the message says which and where."""
 
 
+class WaitingStatistics(NamedTuple):
+    """Statistics of the latest taken step that are not yet summed over the ranks.
+
+    Args:
+        position: the update's, within its rollout batch.
+        of_this_rank: this rank's part of the statistics, float64.
+    """
+
+    position: str
+    of_this_rank: Tensor
+
+
 @dataclass
 class ControllerState:
     """What lasts from one optimizer step to the next.
@@ -32,44 +44,59 @@ class ControllerState:
     Args:
         step: the number of optimizer steps that were taken; skipped steps do not count.
         statistics: under `scope=lagged`, from an update's position within its rollout batch to the statistics of the
-            latest step taken there, float64.
-        waiting: the latest taken step's position and this rank's part of its statistics, until the next all-reduce sums
-            it over the ranks; not saved.
+            latest step taken there, summed over the ranks, float64.
+        waiting: the latest taken step's statistics, until the next step's all-reduce sums them; None if none wait. They
+            are not saved.
     """
 
     step: int = 0
     statistics: dict[str, Tensor] = field(default_factory=dict)
-    waiting: tuple[str, Tensor] | None = None
+    waiting: WaitingStatistics | None = None
 
     def knows(self, position: str) -> bool:
-        """Returns whether there are statistics of an update at a position."""
-        return position in self.statistics or (self.waiting is not None and self.waiting[0] == position)
+        """Return whether there are statistics of an update at a position, or will be after the next all-reduce."""
+        if position in self.statistics:
+            return True
+        return self.waiting is not None and self.waiting.position == position
 
-    def remember(self, statistics: Tensor | None) -> None:
-        """Keeps what waited, summed over all ranks."""
-        if statistics is not None:
-            position, _ = self.waiting
-            self.waiting = None
-            self.statistics[position] = statistics
+    def keep_waiting(self, statistics: Tensor | None) -> None:
+        """Keep the statistics that waited, at the position of their update.
+
+        Args:
+            statistics: their sum over all ranks, float64; None: none waited, and nothing is kept.
+        """
+        if statistics is None:
+            return
+        self.statistics[self.waiting.position] = statistics
+        self.waiting = None
 
     def end(self, step: OptimizerStep, position: str) -> None:
-        """Ends a step. If the optimizer took it, statistics that it collected wait for the next step's all-reduce."""
-        if step.taken:
-            self.step += 1
-            if step.collected:
-                self.waiting = position, sum(step.collected)
+        """End a step. If the optimizer took it, the statistics that it collected wait for the next step's all-reduce.
+
+        Args:
+            step: the step, with the statistics of each of this rank's micro-batches.
+            position: the update's, within its rollout batch.
+        """
+        if not step.taken:
+            return
+        self.step += 1
+        if step.collected:
+            self.waiting = WaitingStatistics(position, of_this_rank=sum(step.collected))
 
 
-def description(method: Method) -> dict[str, Any]:
-    """Describes a method and its parameters, to which a state belongs; one with another description is not used."""
+def describe_owner(method: Method) -> dict[str, Any]:
+    """Describe the method and the parameters that a state belongs to. A state with another description is not used."""
     return {"method": method.name, "statistics_size": method.statistics_size, **method.parameters}
 
 
 def write_state(folder: Path, state: ControllerState, method: Method) -> Path:
-    """Writes the state of a method's bounds into the actor's checkpoint folder, or nothing; returns the file's path."""
+    """Write the state of a method's bounds into the actor's folder of a checkpoint; return the file's path.
+
+    The file is complete or absent, also if the process is killed meanwhile.
+    """
     content = {
         "format": FORMAT,
-        "belongs_to": description(method),
+        "belongs_to": describe_owner(method),
         "step": state.step,
         # Python writes the shortest text that reads back as the same float64.
         "statistics": {position: vector.tolist() for position, vector in state.statistics.items()},
@@ -80,12 +107,16 @@ def write_state(folder: Path, state: ControllerState, method: Method) -> Path:
 
 
 def read_state(folder: Path, method: Method) -> ControllerState:
-    """Reads a state that `write_state` wrote and that belongs to a method with its parameters; raises UnusableState."""
+    """Read the state that `write_state` wrote into a folder.
+
+    Raises:
+        UnusableState: there is none, it is damaged, or it belongs to another method or other parameters.
+    """
     path = folder / FILE
-    belongs_to = description(method)
+    belongs_to = describe_owner(method)
     try:
         content = read_json(path)
-        form = content["format"]
+        file_format = content["format"]
         owner = content["belongs_to"]
         step = content["step"]
         statistics = content["statistics"]
@@ -93,24 +124,25 @@ def read_state(folder: Path, method: Method) -> ControllerState:
         raise UnusableState(f"{path} does not exist: the checkpoint was not written by a run of this plugin") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, str(error)) from error
-    if form != FORMAT:
-        raise UnusableState(f"{path} has format {form!r}, this version reads {FORMAT}")
+    if file_format != FORMAT:
+        raise UnusableState(f"{path} has format {file_format!r}, this version reads {FORMAT}")
     if owner != belongs_to:
-        theirs = owner if isinstance(owner, dict) else {}
-        different = sorted(key for key in {*theirs, *belongs_to} if theirs.get(key) != belongs_to.get(key))
-        changes = ", ".join(f"{key}: {theirs.get(key)!r} then, {belongs_to.get(key)!r} now" for key in different)
+        owned = owner if isinstance(owner, dict) else {}
+        different = sorted(key for key in {*owned, *belongs_to} if owned.get(key) != belongs_to.get(key))
+        changes = ", ".join(f"{key}: {owned.get(key)!r} then, {belongs_to.get(key)!r} now" for key in different)
         raise UnusableState(f"{path} belongs to other parameters ({changes})")
     if type(step) is not int or step < 0:
         raise _damaged(path, f"step {step!r}")
     if not isinstance(statistics, dict):
         raise _damaged(path, f"statistics {statistics!s:.60}")
-    return ControllerState(step, {key: _vector(path, key, values, method) for key, values in statistics.items()})
+    vectors = {position: _read_vector(path, position, values, method) for position, values in statistics.items()}
+    return ControllerState(step=step, statistics=vectors)
 
 
 def state_rank(engine: Any, device: Any) -> int:
-    """Returns the rank that keeps the state: the one of the first data-parallel rank that has the model's outputs.
+    """Return the rank that keeps the state: in the first data-parallel group, the rank that has the model's outputs.
 
-    With pipeline stages it is a rank of the last one, which sees tokens. Every rank has to call this.
+    With pipeline stages it is a rank of the last stage, which sees the tokens. Every rank has to call this.
     """
     keeps_state = engine.is_mp_src_rank_with_outputs() and engine.get_data_parallel_rank() == 0
     own_rank = torch.distributed.get_rank() if keeps_state else -1
@@ -120,42 +152,55 @@ def state_rank(engine: Any, device: Any) -> int:
 
 
 def restored_state(folder: Path, settings: Settings, source: int, device: Any) -> ControllerState:
-    """Returns the state in a checkpoint's actor folder, which one rank reads and sends to the others.
+    """Return the state in the actor's folder of a checkpoint, which one rank reads and sends to the others.
+
+    Every rank has to call this.
 
     Args:
-        folder: the actor's, inside the checkpoint.
-        settings: those of the run that goes on.
-        source: the rank that reads; every rank has to call this.
+        folder: the actor's folder inside the checkpoint.
+        settings: those of the run that is resumed.
+        source: the rank that reads.
         device: where the statistics will be.
+
+    Returns:
+        The checkpoint's state; an empty one, after a warning, if that is unusable and the bounds can start without it.
 
     Raises:
         RuntimeError: the state is unusable, the bounds need one, and clipx.missing_state is not "fresh".
     """
-    sent: list[Any] = [None]
+    sent: list[ControllerState | UnusableState | None] = [None]
     if torch.distributed.get_rank() == source:
         try:
             sent = [read_state(folder, settings.method)]
         except UnusableState as error:
+            # Sent like a state, so that all ranks go on, or stop, together.
             sent = [error]
     torch.distributed.broadcast_object_list(sent, src=source)
-    (state,) = sent
-    if isinstance(state, ControllerState):
-        state.statistics = {key: vector.to(device) for key, vector in state.statistics.items()}
-        return state
-    if settings.missing_state == "fresh" or not settings.adaptive or settings.scope == "micro_batch":
-        logger.warning("clipx: the bounds start afresh: %s", state)
+    (received,) = sent
+    if isinstance(received, ControllerState):
+        received.statistics = {key: vector.to(device) for key, vector in received.statistics.items()}
+        return received
+    needs_state = settings.adaptive and settings.scope != "micro_batch"
+    if settings.missing_state == "fresh" or not needs_state:
+        logger.warning("clipx: the bounds start afresh: %s", received)
         return ControllerState()
-    raise RuntimeError(f"{state}. To start the bounds afresh, set clipx.missing_state=fresh.")
+    raise RuntimeError(f"{received}. To start the bounds afresh, set clipx.missing_state=fresh.")
 
 
-def _damaged(path: Path, what: str) -> UnusableState:
-    return UnusableState(f"{path} is cut short or not a state of this plugin ({what})")
+def _damaged(path: Path, reason: str) -> UnusableState:
+    """Return the error about a file that is no state; `reason` says what in it is wrong."""
+    return UnusableState(f"{path} is cut short or not a state of this plugin ({reason})")
 
 
-def _vector(path: Path, position: str, values: Any, method: Method) -> Tensor:
-    """Returns the statistics of an update at a position, float64; raises UnusableState if they cannot be a method's."""
+def _read_vector(path: Path, position: str, values: Any, method: Method) -> Tensor:
+    """Return the statistics of an update at a position, float64.
+
+    Raises:
+        UnusableState: the values cannot be the method's statistics.
+    """
     size = method.statistics_size
-    if not (isinstance(values, list) and len(values) == size and all(map(_is_finite, values))):
+    is_vector = isinstance(values, list) and len(values) == size and all(map(_is_finite, values))
+    if not is_vector:
         raise _damaged(path, f"statistics of {position} must be {size} finite numbers, not {values!s:.60}")
     vector = torch.tensor(values, dtype=torch.float64)
     if (vector[method.never_negative] < 0).any():
@@ -164,5 +209,5 @@ def _vector(path: Path, position: str, values: Any, method: Method) -> Tensor:
 
 
 def _is_finite(value: Any) -> bool:
-    # A whole number too large for a float does not count as finite.
+    """Return whether a value is a number, and no boolean, that a finite float64 can hold."""
     return type(value) in (int, float) and -sys.float_info.max <= value <= sys.float_info.max
