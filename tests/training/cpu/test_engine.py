@@ -95,7 +95,7 @@ def test_saved_weights_are_a_copy_that_an_update_leaves_alone(registry, monkeypa
 
 def test_torch_checks_where_the_states_of_fsdp1_are_only_outside_the_wrapping():
     states = [torch.zeros(1)]
-    with engine.states_may_be_on_cpu():
+    with engine.allow_broadcast_in_host_memory():
         _init_utils._check_module_states_for_sync_module_states(states)
     with pytest.raises(ValueError, match="CPU parameters or buffers when `sync_module_states=True`"):
         _init_utils._check_module_states_for_sync_module_states(states)

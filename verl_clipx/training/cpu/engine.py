@@ -1,4 +1,4 @@
-"""verl's FSDP engines for policy and critic, in host memory."""
+"""verl's FSDP engines for policy and critic, on a CPU."""
 
 import copy
 from contextlib import AbstractContextManager
@@ -15,34 +15,45 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 DEVICE = "cpu"
+
+# verl's own, which `copied_shards` takes the place of.
 SHARDS_TO_CPU = fsdp_utils.fsdp2_sharded_save_to_cpu
 
 
 class OnHostMemory(FSDPEngine):
-    """FSDP2 or FSDP1 over gloo."""
+    """Mixin for verl's engines: FSDP2 or FSDP1 over gloo, with the weights in host memory."""
 
     def _build_fsdp_module(self, module):
-        # verl gives a forward-only (reference) model CPUOffloadPolicy(pin_memory=True): there is no device to offload
-        # from, and pinning needs an accelerator. While the module is wrapped, it is built like the actor's.
+        """Wrap a model by FSDP as verl does, but without offloading, which only an accelerator can do.
+
+        verl offloads a forward-only model, such as the reference's, by CPUOffloadPolicy(pin_memory=True). On a CPU
+        there is nothing to offload from, and pinning memory needs an accelerator. Therefore verl reads a copy of the
+        configuration meanwhile, in which every model trains, as the actor does, and nothing is offloaded.
+        """
         engine_config = self.engine_config
-        resident = copy.copy(engine_config)
+        without_offload = copy.copy(engine_config)
         # verl's configuration dataclasses refuse plain assignment.
-        object.__setattr__(resident, "forward_only", False)
-        object.__setattr__(resident, "offload_policy", False)
-        self.engine_config = resident
+        object.__setattr__(without_offload, "forward_only", False)
+        object.__setattr__(without_offload, "offload_policy", False)
+        self.engine_config = without_offload
         try:
-            with states_may_be_on_cpu():
+            with allow_broadcast_in_host_memory():
                 return super()._build_fsdp_module(module)
         finally:
             self.engine_config = engine_config
 
 
-def states_may_be_on_cpu() -> AbstractContextManager[Any]:
-    """Returns a context in which FSDP1 broadcasts its initial state between parameters in host memory.
+def allow_broadcast_in_host_memory() -> AbstractContextManager[Any]:
+    """Return a context in which torch lets FSDP1 broadcast a model's initial weights although they are on the CPU.
 
-    verl demands the broadcast, gloo can do it, and torch refuses it because NCCL could not.
+    verl asks FSDP1 for that broadcast (sync_module_states). torch raises an error unless the weights are on an
+    accelerator, because NCCL, the usual backend, could not send them. gloo can.
     """
-    return patch.object(_init_utils, "_check_module_states_for_sync_module_states", lambda states: None)
+    return patch.object(_init_utils, "_check_module_states_for_sync_module_states", accept_any_states)
+
+
+def accept_any_states(states: list[torch.Tensor]) -> None:
+    """Stand in the place of torch's check of where the parameters and buffers are."""
 
 
 class CPUFSDPEngineWithLMHead(OnHostMemory, FSDPEngineWithLMHead):
@@ -59,24 +70,36 @@ ENGINES = {"language_model": CPUFSDPEngineWithLMHead, "value_model": CPUFSDPEngi
 def load_critic(
     local_path: str, torch_dtype: torch.dtype, model_config: PretrainedConfig, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """Load the critic with the configured attention; verl's own loader always demands flash attention."""
+    """Load the critic, in the place of verl's load_valuehead_model, which always demands flash attention.
+
+    Args:
+        local_path: the model's folder.
+        torch_dtype: of its weights.
+        model_config: the model's, which names the attention.
+        trust_remote_code: whether code of the model's folder may be run.
+    """
     return AutoModelForTokenClassification.from_pretrained(
         local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
     )
 
 
 def copied_shards(model: torch.nn.Module) -> tuple[dict[str, tuple[torch.Tensor, Any]], Any]:
-    """Replace verl's fsdp2_sharded_save_to_cpu, which does not copy weights that are already on the CPU.
+    """Copy a model's shards, in the place of verl's fsdp2_sharded_save_to_cpu.
 
-    Trainers that generate separately use it to save the weights with which old_log_probs are recomputed. Without a copy
-    these would be the weights being updated, and every ratio would be 1.
+    verl's own does not copy weights that are already on the CPU. Trainers that generate separately use it to save the
+    weights with which old_log_probs are recomputed. Without a copy these would be the weights being updated, and every
+    ratio would be 1.
+
+    Returns:
+        What verl's own returns: by name, each shard and how it is sharded; and how the first one is.
     """
-    shards, layout = SHARDS_TO_CPU(model)
-    return {name: (shard.clone(), own) for name, (shard, own) in shards.items()}, layout
+    shards, first_sharding = SHARDS_TO_CPU(model)
+    copies = {name: (shard.clone(), sharding) for name, (shard, sharding) in shards.items()}
+    return copies, first_sharding
 
 
 def load_nothing(model: torch.nn.Module) -> None:
-    """Replace verl's load_fsdp_model_to_gpu: the weights are where they are needed.
+    """Leave the weights where they are, in the place of verl's load_fsdp_model_to_gpu.
 
     verl's own names the device of FSDP1's weights by an index, which a CPU does not have.
     """
@@ -89,5 +112,6 @@ def register() -> None:
     fsdp_utils.fsdp2_sharded_save_to_cpu = copied_shards
     for model_type, engine in ENGINES.items():
         registered = EngineRegistry._engines.get(model_type, {})
+        # verl refuses to register an engine twice, and may have one for a CPU of its own.
         backends = [name for name in ("fsdp", "fsdp2") if DEVICE not in registered.get(name, {})]
         EngineRegistry.register(model_type=model_type, backend=backends, device=DEVICE)(engine)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from verl_clipx.training.cpu.rollout.sampling import derive_seed, invert_distribution, sample, truncate, uniform_stream
+from verl_clipx.training.cpu.rollout.sampling import derive_seed, draw_uniforms, invert_distribution, sample, truncate
 
 LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.125, 0.0625, 0.0625]]))
 
@@ -56,9 +56,9 @@ def test_log_probs_by_hand(temperature, top_k, top_p, uniform, mode, token, prob
 
 
 def test_random_numbers_are_addressed_by_position():
-    whole = uniform_stream(123, 0, 50)
-    assert np.array_equal(whole[17:], uniform_stream(123, 17, 33))
-    assert not np.array_equal(whole, uniform_stream(124, 0, 50))
+    whole = draw_uniforms(123, 0, 50)
+    assert np.array_equal(whole[17:], draw_uniforms(123, 17, 33))
+    assert not np.array_equal(whole, draw_uniforms(124, 0, 50))
     assert ((whole >= 0) & (whole < 1)).all()
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from verl_clipx.training.cpu.rollout import cache as kv
 from verl_clipx.training.cpu.rollout.parameters import SamplingParameters
-from verl_clipx.training.cpu.rollout.sampling import sample, uniform_stream
+from verl_clipx.training.cpu.rollout.sampling import draw_uniforms, sample
 
 
 @dataclass(eq=False)
@@ -30,7 +30,7 @@ class Request:
     uniforms: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self):
-        self.uniforms = uniform_stream(self.seed, len(self.prompt_ids), self.parameters.max_tokens)
+        self.uniforms = draw_uniforms(self.seed, len(self.prompt_ids), self.parameters.max_tokens)
 
     @property
     def finished(self) -> bool:
