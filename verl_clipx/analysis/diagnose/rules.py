@@ -370,7 +370,7 @@ def find_single_updates(run: Run) -> Onset | None:
     updates = run.schedule.updates_on_batch
     if updates is not None and updates > 1:
         return None
-    # Nor does a policy leave ratio 1 that nothing moves, in however many updates: this is another finding.
+    # A policy that nothing moves stays at ratio 1 too, in however many updates.
     if updates is None and not moves(run):
         return None
     first_step = int(ratio.index[0])
