@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 
+# The files of weights in a folder of Hugging Face's form.
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+MERGE_BY_HAND = "Make a model of it with python -m verl.model_merger merge, and name its folder."
 
 
 def load_model(folder: Path) -> Any:
     """Returns the model of a checkpoint, of transformers, in float32 and for evaluation.
 
     Args:
-        folder: in Hugging Face's form, or verl's `global_step_N`, or `actor` in it.
+        folder: a model in Hugging Face's form; or verl's folder `global_step_N`, or `actor` in that.
 
     Raises:
         OSError, ValueError: it is none of these, or can't be loaded; says what to do.
@@ -25,79 +27,105 @@ def load_model(folder: Path) -> Any:
 
     logging.disable_progress_bar()
     actor = folder / "actor" if (folder / "actor").is_dir() else folder
+    # verl may have saved a model in Hugging Face's form beside its own checkpoint.
     for place in (actor, actor / "huggingface"):
-        if (place / "config.json").is_file() and any(any(place.glob(name)) for name in WEIGHTS):
-            with named(place):
-                # By itself it would round them to what config.json calls their type.
+        if has_whole_model(place):
+            with naming_folder(place):
+                # Without dtype, transformers would round the weights to the type that config.json names.
                 return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
-    by_hand = "Make a model of it with python -m verl.model_merger merge, and name its folder."
     if not (actor / "fsdp_config.json").is_file():
         raise ValueError(
-            f"{folder}: neither a model in Hugging Face's format nor one of verl's FSDP checkpoints. {by_hand}"
+            f"{folder}: neither a model in Hugging Face's format nor one of verl's FSDP checkpoints. {MERGE_BY_HAND}"
         )
-    with named(actor):
-        config, weights = read_sharded_weights(actor)
+    with naming_folder(actor):
+        config, weights = merge_sharded_weights(actor)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     missing, unknown = model.load_state_dict(weights, strict=False)
-    if unknown or not {*missing} <= {*(model._tied_weights_keys or ())}:
+    # Tied weights, as those of the embedding and the head may be, are saved once.
+    tied = set(model._tied_weights_keys or ())
+    if unknown or not set(missing) <= tied:
         raise ValueError(
-            f"{folder}: weights missing: {missing[:3]}, unknown, as adapters are: {unknown[:3]}. {by_hand}"
+            f"{folder}: weights missing: {missing[:3]}, unknown, as adapters are: {unknown[:3]}. {MERGE_BY_HAND}"
         )
     return model
 
 
+def has_whole_model(folder: Path) -> bool:
+    """Returns whether a folder has a model's configuration and its weights in Hugging Face's form."""
+    if not (folder / "config.json").is_file():
+        return False
+    return any(any(folder.glob(pattern)) for pattern in WEIGHTS)
+
+
 @contextlib.contextmanager
-def named(folder: Path) -> Iterator[None]:
-    """Within the block, an error of a damaged checkpoint names its folder, also one of a library's own kind."""
+def naming_folder(folder: Path) -> Iterator[None]:
+    """Within the block, every error becomes a ValueError that names the checkpoint's folder.
+
+    A damaged checkpoint may raise any error, also one of a library's own kind.
+    """
     try:
         yield
     except Exception as error:
         raise ValueError(f"{folder}: its model cannot be loaded ({type(error).__name__}: {error})") from error
 
 
-def read_sharded_weights(actor: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+def merge_sharded_weights(actor: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     """Puts the shards of verl's FSDP checkpoint together in memory, as precise as they were saved.
 
     Args:
-        actor: verl's folder of the checkpoint.
+        actor: the folder `actor` of the checkpoint.
 
     Returns:
         The model's configuration, of transformers, and its whole weights by name.
     """
-    from torch.distributed.tensor import DTensor
     from verl.model_merger.base_model_merger import ModelMergerConfig
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
-    class PreciseMerger(FSDPModelMerger):
-        """verl's merger, which rounds every weight to bfloat16, without the rounding.
+    weights: dict[str, torch.Tensor] = {}
 
-        Steps that only float32 can hold would be lost.
+    class PreciseMerger(FSDPModelMerger):
+        """verl's merger without two of its steps: it rounds no weight to bfloat16, and writes no file.
+
+        Rounding would lose what only float32 can hold, such as the updates of a few steps.
         """
 
         def _load_and_merge_state_dicts(
             self, world_size: int, total_shards: int, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]
         ) -> dict[str, torch.Tensor]:
-            shards = [
-                torch.load(actor / f"model_world_size_{world_size}_rank_{rank}.pt", "cpu", weights_only=False)
-                for rank in range(total_shards)
-            ]
-            return {name: self._merged(name, [shard[name] for shard in shards]) for name in shards[0]}
+            """Return the whole weights by name; overrides verl's method, which rounds them.
 
-        def _merged(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+            Args:
+                world_size: how many ranks trained; the files are named by it.
+                total_shards: how many of them saved a file: one for each rank of the mesh.
+                mesh_shape, mesh_dim_names: of the mesh of ranks; not needed here.
+            """
+            shards: list[dict[str, torch.Tensor]] = []
+            for rank in range(total_shards):
+                file = actor / f"model_world_size_{world_size}_rank_{rank}.pt"
+                shards.append(torch.load(file, map_location="cpu", weights_only=False))
+            merged: dict[str, torch.Tensor] = {}
+            for name in shards[0]:
+                merged[name] = self._merge_weight(name, [shard[name] for shard in shards])
+            return merged
+
+        def _merge_weight(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
             """Return a whole weight from its part on each rank."""
-            if not isinstance(parts[0], DTensor):
-                # FSDP keeps a whole copy on each rank of what it doesn't shard.
-                if not all(torch.equal(part, parts[0]) for part in parts):
-                    raise ValueError(f"{actor}: {name} is not sharded, but differs between the ranks.")
-                return parts[0]
-            # The last dimension of the mesh is the one that shards; the others hold copies.
-            return self._merge_by_placement([part.to_local() for part in parts], parts[0].placements[-1])
+            # This import takes long.
+            from torch.distributed.tensor import DTensor
+
+            first = parts[0]
+            if isinstance(first, DTensor):
+                # The last dimension of the mesh is the one that shards; the others hold copies.
+                return self._merge_by_placement([part.to_local() for part in parts], first.placements[-1])
+            # FSDP keeps a whole copy on each rank of what it doesn't shard.
+            if not all(torch.equal(part, first) for part in parts):
+                raise ValueError(f"{actor}: {name} is not sharded, but differs between the ranks.")
+            return first
 
         def save_hf_model_and_tokenizer(self, state_dict: dict[str, torch.Tensor]) -> None:
-            """Keep the weights in memory instead of writing them."""
+            """Keep the weights in memory; overrides verl's method, which writes them."""
             weights.update(state_dict)
 
-    weights: dict[str, torch.Tensor] = {}
     merger = PreciseMerger(
         ModelMergerConfig(
             operation="merge",
@@ -106,7 +134,8 @@ def read_sharded_weights(actor: Path) -> tuple[Any, dict[str, torch.Tensor]]:
             hf_model_config_path=str(actor / "huggingface"),
         )
     )
-    # verl prints what it does.
+    # verl prints what it does, while the standard output is for results.
     with contextlib.redirect_stdout(sys.stderr):
+        # This calls the methods above: it merges, and then "saves" into `weights`.
         merger.merge_and_save()
     return merger.model_config, weights

@@ -10,17 +10,22 @@ import numpy
 
 from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_interval, resamples
 
-PRECISIONS = ("float32", "bfloat16")
-# Where leaving tokens out raises log-probabilities by more than rounding changes them.
+FLOAT32 = "float32"
+BFLOAT16 = "bfloat16"
+PRECISIONS = (FLOAT32, BFLOAT16)
+# Where tokens left out raise log-probabilities by so much that rounding would not show.
 EITHER = "float32 or bfloat16"
+# How configurations write precisions that do not round weights.
 UNROUNDED = ("float32", "fp32", "float64")
-# Two passes in float32 differ by less, in nats: on average, and for 99 % of the tokens.
-LIMITS = numpy.array([1e-4, 1e-3])
-# Two engines round apart by √2 of what rounding to bfloat16 does to these tokens.
+# What two passes in float32 differ by at most, in nats: on average, and for 99 % of the tokens.
+MEAN_LIMIT = 1e-4
+QUANTILE_LIMIT = 1e-3
+LIMITS = numpy.array([MEAN_LIMIT, QUANTILE_LIMIT])
+# Two engines that round to bfloat16 differ by √2 of what rounding does to these tokens. They may differ by this much.
 ENGINES_APART = 2.0
 REPLICATES = 200
-# What rounding does on average, in nats, to a response that can't be exact by chance where the sampler rounds.
-ROUNDING_SEEN = 10 * LIMITS[0]
+# If rounding changes a response by this much on average, in nats, a sampler that rounds can't be exact by chance.
+ROUNDING_SEEN = 10 * MEAN_LIMIT
 # A response is of other weights if more of its tokens are nearer to these than √tokens times half of this explains.
 SIGN_LIMIT = 5.0
 # Leaving tokens out raises the others' log-probabilities: the rises are this many times as large as the falls.
@@ -29,7 +34,7 @@ ONE_SIDED = 10.0
 UNEXPLAINED = 0.1
 # With fewer tokens a temperature can be found that explains anything.
 FEWEST_TOKENS = 20
-# Two engines have the rounded weights in common, so that their errors agree in part.
+# Two engines that round have the rounded weights in common, so that their errors have at least this correlation.
 ROUNDED_ALIKE = 0.3
 
 LEFT_OUT = "tokens left out"
@@ -42,7 +47,7 @@ class Scores:
 
     Args:
         sampled: the sampler's log-probabilities, (tokens,), in nats.
-        starts: the first token of each response, (responses,), ascending from 0.
+        starts: the place of each response's first token, (responses,), ascending from 0.
         exact: each checkpoint's log-probabilities with weights in float32, (checkpoints, tokens).
         rounded: those with weights in bfloat16, (checkpoints, tokens).
         slopes: how `exact` changes with the logarithm of the inverse temperature, (checkpoints, tokens).
@@ -65,7 +70,7 @@ class Scores:
 
 
 def has_tokens(_: int, tokens: numpy.ndarray) -> bool:
-    """Returns whether any token is chosen, which is all that most explanations need."""
+    """Returns whether any token is chosen: most explanations can hold for any checkpoint and any tokens."""
     return bool(tokens.any())
 
 
@@ -74,13 +79,14 @@ class Explanation:
     """How a sampler may have got its log-probabilities: a precision, and what shifts them.
 
     Args:
-        precision: of the weights, from PRECISIONS.
-        distances: what then remains between sampler and checkpoint, in nats, (checkpoints, tokens).
-        limits: what the mean and the 99 % quantile of a checkpoint's distances may be, (checkpoints, 2).
-        response_limits: what the mean of a response's distances may be, (checkpoints, responses).
-        shift: LEFT_OUT or TEMPERATURE; None: the sampler's distribution is as configured.
-        holds: whether it can hold of the tokens, for a checkpoint and a choice of tokens.
-        parts: whether the responses may be of several checkpoints.
+        precision: the precision of the sampler's weights, one of PRECISIONS.
+        distances: by how much sampler and checkpoint differ if the explanation is true, in nats, (checkpoints, tokens).
+        limits: what the mean and the 99 % quantile of a checkpoint's distances may be at most, (checkpoints, 2).
+        response_limits: what the mean of a response's distances may be at most, (checkpoints, responses).
+        shift: LEFT_OUT or TEMPERATURE; None if the sampler's distribution is as configured.
+        holds: returns whether the explanation can be true of a checkpoint, by its number, and of some tokens, which are
+            marked by (tokens,) booleans.
+        parts: whether it is also tried where the responses are of several checkpoints.
     """
 
     precision: str
@@ -97,9 +103,9 @@ class Judgement:
     """Which checkpoints the sampler may have answered from.
 
     Args:
-        precision: of the sampler, as far as its log-probabilities show it: from PRECISIONS, or EITHER.
+        precision: the sampler's, as far as its log-probabilities show it: one of PRECISIONS, or EITHER.
         shift: as for `Explanation`.
-        distances: the sizes of what remains between sampler and checkpoint, (checkpoints, tokens).
+        distances: those of the explanation, (checkpoints, tokens).
         remains: whether all responses may be of a checkpoint, (checkpoints,).
         parts: for several checkpoints that explain the responses together, which each explains: (responses,) booleans.
         unexplained: whether none of the checkpoints explains a response, (responses,); all False if one remains.
@@ -120,7 +126,8 @@ def judge(scores: Scores, announced: str | None) -> Judgement:
     rounding last: a shift is smaller than what rounding may do, and must not pass for it.
 
     Args:
-        announced: the sampler's precision by its configuration, None if unknown.
+        scores: the log-probabilities.
+        announced: the sampler's precision by its configuration; None if unknown.
     """
     exact = explain_exact(scores)
     left_out = explain_left_out(scores)
@@ -134,13 +141,19 @@ def judge(scores: Scores, announced: str | None) -> Judgement:
         parts = find_parts(scores, explanation)
         if len(parts) > 1 and explained_by(parts, scores).all():
             return _judgement(scores, explanation, remains, parts)
-    # None explains all of the responses: the one that explains most tokens.
-    partial = [(explanation, find_parts(scores, explanation)) for explanation in explanations]
-    explained = [int(scores.lengths[explained_by(parts, scores)].sum()) for _, parts in partial]
-    explanation, parts = partial[int(numpy.argmax(explained))]
-    if not parts:
-        explanation = exact
-    return _judgement(scores, explanation, numpy.zeros(len(scores.exact), dtype=bool), parts)
+    # None explains all of the responses. The one that explains most tokens is taken, the first of equals.
+    none_remains = numpy.zeros(len(scores.exact), dtype=bool)
+    best = exact
+    best_parts: dict[int, numpy.ndarray] = {}
+    most_tokens = 0
+    for explanation in explanations:
+        parts = find_parts(scores, explanation)
+        explained_tokens = int(scores.lengths[explained_by(parts, scores)].sum())
+        if explained_tokens > most_tokens:
+            best = explanation
+            best_parts = parts
+            most_tokens = explained_tokens
+    return _judgement(scores, best, none_remains, best_parts)
 
 
 def _judgement(
@@ -149,12 +162,21 @@ def _judgement(
     remains: numpy.ndarray,
     parts: dict[int, numpy.ndarray] | None = None,
 ) -> Judgement:
+    """Returns the judgement that an explanation is true.
+
+    Args:
+        scores: the log-probabilities.
+        explanation: the explanation.
+        remains: as for `Judgement`.
+        parts: as for `Judgement`; None if a checkpoint explains all responses.
+    """
     parts = parts or {}
     explained = explained_by(parts, scores) | remains.any()
     precision = explanation.precision
-    explaining = [*numpy.flatnonzero(remains), *parts]
-    if explanation.shift == LEFT_OUT and not any(shows_no_rounding(scores, index) for index in explaining):
-        precision = EITHER
+    if explanation.shift == LEFT_OUT:
+        explaining = [*numpy.flatnonzero(remains), *parts]
+        if not any(shows_no_rounding(scores, checkpoint) for checkpoint in explaining):
+            precision = EITHER
     return Judgement(
         precision=precision,
         shift=explanation.shift,
@@ -174,11 +196,15 @@ def explained_by(parts: dict[int, numpy.ndarray], scores: Scores) -> numpy.ndarr
 
 
 def shows_no_rounding(scores: Scores, checkpoint: int) -> bool:
-    """Returns whether log-probabilities that are raised would also fall, to be seen, if the sampler rounded."""
+    """Returns whether the sampler can be seen not to round, although tokens left out raise its log-probabilities.
+
+    Rounding would lower about half of them. Where it is larger than the rise, they would fall all the same, by more
+    than two passes in float32 differ.
+    """
     rises = numpy.maximum(scores.sampled - scores.exact[checkpoint], 0)
     rounding = numpy.abs(scores.rounded[checkpoint] - scores.exact[checkpoint])
-    # Rounding lowers half of them.
-    return bool(numpy.maximum(rounding - rises, 0).mean() / 2 > LIMITS[0])
+    falls = numpy.maximum(rounding - rises, 0) / 2
+    return bool(falls.mean() > MEAN_LIMIT)
 
 
 def explain_exact(scores: Scores) -> Explanation:
@@ -186,29 +212,30 @@ def explain_exact(scores: Scores) -> Explanation:
     checkpoints = len(scores.exact)
     responses = len(scores.starts)
     return Explanation(
-        precision=PRECISIONS[0],
+        precision=FLOAT32,
         distances=numpy.abs(scores.exact - scores.sampled),
         limits=numpy.tile(LIMITS, (checkpoints, 1)),
-        response_limits=numpy.full((checkpoints, responses), LIMITS[0]),
+        response_limits=numpy.full((checkpoints, responses), MEAN_LIMIT),
     )
 
 
 def explain_left_out(scores: Scores) -> Explanation:
     """Returns the explanation that the sampler left tokens out, as top_p and top_k do, unlike its configuration.
 
-    The others' probabilities are divided by their sum, so that each log-probability rises by what the trace doesn't
-    say. None falls, and what falls is the distance.
+    The probabilities of the tokens that it kept are divided by their sum, so that each log-probability rises, by an
+    amount that the trace doesn't say. None falls: the distances are what fell all the same.
     """
     exact = explain_exact(scores)
     difference = scores.sampled - scores.exact
     falls = numpy.maximum(-difference, 0)
 
     def is_one_sided(checkpoint: int, tokens: numpy.ndarray) -> bool:
+        """Return whether log-probabilities rose by far more than they fell."""
         rises = numpy.maximum(difference[checkpoint, tokens], 0).mean()
         return bool(rises > ONE_SIDED * falls[checkpoint, tokens].mean())
 
     return Explanation(
-        precision=PRECISIONS[0],
+        precision=FLOAT32,
         distances=falls,
         limits=exact.limits,
         response_limits=exact.response_limits,
@@ -218,16 +245,21 @@ def explain_left_out(scores: Scores) -> Explanation:
 
 
 def explain_temperature(scores: Scores) -> Explanation:
-    """Returns the explanation that the sampler's temperature was nearly, but not quite, the configured one."""
+    """Returns the explanation that the sampler's temperature was nearly, but not quite, the configured one.
+
+    The distances are what the temperature that fits a checkpoint best leaves. It may leave a small part of what it
+    explains. No response may be left over, so that it can't be an explanation by parts.
+    """
     difference = scores.sampled - scores.exact
     changes = temperature_changes(scores)
     remaining = numpy.abs(difference - changes[:, None] * scores.slopes)
 
     def has_enough_tokens(_: int, tokens: numpy.ndarray) -> bool:
+        """Return whether there are so many tokens that no temperature explains them by chance."""
         return int(tokens.sum()) >= FEWEST_TOKENS
 
     return Explanation(
-        precision=PRECISIONS[0],
+        precision=FLOAT32,
         distances=remaining,
         limits=UNEXPLAINED * _sizes(numpy.abs(difference)),
         response_limits=numpy.zeros((len(scores.exact), len(scores.starts))),
@@ -238,111 +270,140 @@ def explain_temperature(scores: Scores) -> Explanation:
 
 
 def temperature_changes(scores: Scores) -> numpy.ndarray:
-    """Returns by how much the logarithm of the inverse temperature differs, by least squares, (checkpoints,)."""
+    """Returns, for each checkpoint, which change of the logarithm of the inverse temperature fits the responses best.
+
+    Returns:
+        (checkpoints,), by least squares; 0 where no token's log-probability changes with the temperature.
+    """
     products = (scores.slopes * (scores.sampled - scores.exact)).sum(1)
     squares = (scores.slopes**2).sum(1)
     return numpy.divide(products, squares, out=numpy.zeros(len(squares)), where=squares > 0)
 
 
 def explain_rounded(scores: Scores) -> Explanation:
-    """Returns the explanation that the sampler used the weights in bfloat16, and is else as configured."""
-    apart = numpy.abs(scores.exact - scores.sampled)
-    nearer = numpy.abs(scores.rounded - scores.sampled)
-    # A sampler whose kernels round in another order is nearer to what is not rounded.
-    nearer = numpy.where(apart.mean(1, keepdims=True) <= nearer.mean(1, keepdims=True), apart, nearer)
+    """Returns the explanation that the sampler used the weights in bfloat16, and is else as configured.
+
+    The distances of a checkpoint are those to its log-probabilities with rounded weights, or to those with exact ones
+    where these are nearer on average, as to a sampler whose kernels round in another order. Either way they may be as
+    large as what rounding does.
+    """
+    to_exact = numpy.abs(scores.exact - scores.sampled)
+    to_rounded = numpy.abs(scores.rounded - scores.sampled)
+    exact_is_nearer = to_exact.mean(1, keepdims=True) <= to_rounded.mean(1, keepdims=True)
     rounding = numpy.abs(scores.rounded - scores.exact)
     return Explanation(
-        precision=PRECISIONS[1],
-        distances=nearer,
+        precision=BFLOAT16,
+        distances=numpy.where(exact_is_nearer, to_exact, to_rounded),
         limits=numpy.maximum(ENGINES_APART * _sizes(rounding), LIMITS),
-        response_limits=numpy.maximum(ENGINES_APART * scores.by_response(rounding), LIMITS[0]),
+        response_limits=numpy.maximum(ENGINES_APART * scores.by_response(rounding), MEAN_LIMIT),
     )
 
 
 def may_round(scores: Scores, exact: Explanation, announced: str | None) -> bool:
     """Returns whether the sampler may have rounded its weights.
 
-    Not if responses that rounding changes are exact. Where the configuration says that it does not round, its errors
-    must also agree with those of rounding: a small shift of its distribution is as large.
+    It has not if a response that rounding would change is exact. Where the configuration says that it does not round,
+    its errors must also correlate with those of rounding: a small shift of its distribution makes errors as large.
+
+    Args:
+        scores: the log-probabilities.
+        exact: from `explain_exact`.
+        announced: as for `judge`.
     """
     rounding = scores.rounded - scores.exact
     is_exact = scores.by_response(exact.distances) <= exact.response_limits
-    is_seen = scores.by_response(numpy.abs(rounding)) > ROUNDING_SEEN
-    if (is_exact & is_seen).any():
+    rounding_would_show = scores.by_response(numpy.abs(rounding)) > ROUNDING_SEEN
+    if (is_exact & rounding_would_show).any():
         return False
     if announced not in UNROUNDED:
         return True
     errors = scores.sampled - scores.exact
     sizes = numpy.sqrt((errors**2).sum(1) * (rounding**2).sum(1))
-    agreement = numpy.divide((errors * rounding).sum(1), sizes, out=numpy.zeros(len(sizes)), where=sizes > 0)
-    return bool(agreement.max() > ROUNDED_ALIKE)
+    # The correlation for each checkpoint; 0 where there is no error or no rounding.
+    correlation = numpy.divide((errors * rounding).sum(1), sizes, out=numpy.zeros(len(sizes)), where=sizes > 0)
+    return bool(correlation.max() > ROUNDED_ALIKE)
 
 
 def find_remaining(scores: Scores, explanation: Explanation) -> numpy.ndarray:
-    """Returns whether all responses may be of a checkpoint, (checkpoints,): none is elsewhere for sure, and their
-    distances are within the limits and no farther than the nearest checkpoint's by more than chance explains.
+    """Returns, for each checkpoint, whether an explanation lets all responses be of this one, (checkpoints,) booleans.
+
+    Its distances must be within the limits, and no larger than those of the nearest checkpoint by more than chance
+    explains. And no response may be of another checkpoint for sure.
     """
     sizes = _sizes(explanation.distances)
-    within = (sizes <= explanation.limits).all(1)
+    within_limits = (sizes <= explanation.limits).all(1)
     every_token = numpy.ones(len(scores.sampled), dtype=bool)
-    within &= [explanation.holds(checkpoint, every_token) for checkpoint in range(len(within))]
-    if not within.any():
-        return within
-    nearest = numpy.where(within, sizes[:, 0], numpy.inf).argmin()
-    # By response, since its tokens are not independent of each other.
-    of_responses = numpy.add.reduceat(explanation.distances, scores.starts, axis=1)
-    farther = [_exceeds(values - of_responses[nearest]) for values in of_responses]
-    elsewhere = find_contradicted(scores, explanation.distances).any(1)
-    return within & ~numpy.array(farther) & ~elsewhere
+    can_hold = [explanation.holds(checkpoint, every_token) for checkpoint in range(len(sizes))]
+    fits = within_limits & numpy.array(can_hold)
+    if not fits.any():
+        return fits
+    nearest = numpy.where(fits, sizes[:, 0], numpy.inf).argmin()
+    # Compared by response, since the tokens of a response are not independent of each other.
+    sums_by_response = numpy.add.reduceat(explanation.distances, scores.starts, axis=1)
+    is_farther = [_exceeds(sums - sums_by_response[nearest]) for sums in sums_by_response]
+    is_contradicted = find_contradicted(scores, explanation.distances).any(1)
+    return fits & ~numpy.array(is_farther) & ~is_contradicted
 
 
 def find_contradicted(scores: Scores, distances: numpy.ndarray) -> numpy.ndarray:
-    """Returns whether a response's tokens are nearer to another checkpoint, in more of them than chance explains.
+    """Returns which responses a checkpoint did not sample for sure, since another one is nearer to more of the tokens.
 
-    Chance makes at most half of the tokens nearer to weights that did not sample them.
+    Chance alone makes at most half of a response's tokens nearer to weights that did not sample them. The surplus over
+    the half must exceed what chance explains.
 
     Args:
-        distances: (checkpoints, tokens).
+        scores: the log-probabilities.
+        distances: between sampler and checkpoint, (checkpoints, tokens).
 
     Returns:
         (checkpoints, responses) booleans.
     """
     contradicted = numpy.zeros((len(distances), len(scores.starts)), dtype=bool)
-    for checkpoint, own in enumerate(distances):
-        signs = numpy.sign(own - distances)
+    for checkpoint, own_distances in enumerate(distances):
+        # Against each checkpoint and for each token: 1 if that one is nearer, -1 if this one is.
+        signs = numpy.sign(own_distances - distances)
         surplus = numpy.add.reduceat(signs, scores.starts, axis=1)
+        # Tokens at equal distances say nothing.
         unequal = numpy.add.reduceat(numpy.abs(signs), scores.starts, axis=1)
         contradicted[checkpoint] = (surplus > SIGN_LIMIT * numpy.sqrt(unequal)).any(0)
     return contradicted
 
 
 def find_parts(scores: Scores, explanation: Explanation) -> dict[int, numpy.ndarray]:
-    """Returns the fewest checkpoints that explain the most responses, and which of them each explains.
+    """Returns checkpoints that explain as many responses as possible, and which of them each explains.
 
-    A response that several explain counts for the one that explains most.
+    They are chosen one after the other: next comes the checkpoint that explains most of the responses that are left.
+
+    Returns:
+        From the number of a checkpoint to (responses,) booleans; empty if the explanation is not tried by parts.
     """
     if not explanation.parts:
         return {}
-    may = scores.by_response(explanation.distances) <= explanation.response_limits
-    may &= ~find_contradicted(scores, explanation.distances)
+    # Which responses each checkpoint may explain, of those that are left, (checkpoints, responses).
+    explains = scores.by_response(explanation.distances) <= explanation.response_limits
+    explains &= ~find_contradicted(scores, explanation.distances)
     parts: dict[int, numpy.ndarray] = {}
-    while may.any():
-        checkpoint = int(may.sum(1).argmax())
-        responses = may[checkpoint].copy()
-        if explanation.holds(checkpoint, numpy.repeat(responses, scores.lengths)):
+    while explains.any():
+        checkpoint = int(explains.sum(1).argmax())
+        responses = explains[checkpoint].copy()
+        tokens = numpy.repeat(responses, scores.lengths)
+        if explanation.holds(checkpoint, tokens):
             parts[checkpoint] = responses
-            may[:, responses] = False
-        may[checkpoint] = False
+            explains[:, responses] = False
+        explains[checkpoint] = False
     return parts
 
 
 def _sizes(distances: numpy.ndarray) -> numpy.ndarray:
-    """Returns the mean of each checkpoint's distances, and what 99 % of them don't exceed, (checkpoints, 2)."""
+    """Returns the mean and the 99 % quantile of each checkpoint's distances, (checkpoints, 2)."""
     return numpy.stack([distances.mean(1), numpy.quantile(distances, 0.99, axis=1)], axis=1)
 
 
 def _exceeds(values: Sequence[float]) -> bool:
-    """Returns whether responses' values are above 0 on average by more than chance; not with too few of them."""
+    """Returns whether values of responses are above 0 on average by more than chance explains.
+
+    Of fewer than FEWEST_UNITS responses nothing can be told, and it is False.
+    """
     values = numpy.asarray(values)
     if len(values) < FEWEST_UNITS:
         return False
