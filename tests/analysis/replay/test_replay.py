@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tests.analysis.runs.commands import answer, clipx
 from tests.analysis.runs.example_runs import write_log, write_run
-from verl_clipx.analysis.replay import of_run
+from verl_clipx.analysis.replay import traced_numbers
 from verl_clipx.analysis.runs.run_log import read_run_log
 from verl_clipx.cli import app
 from verl_clipx.run.decided_from import DecidedFrom
@@ -191,7 +191,7 @@ def prompts_run(folder, chosen, *, prompts=60, fraction=1.0):
 
 
 def test_an_interval_over_prompts_holds_what_all_tokens_give(tmp_path, monkeypatch):
-    monkeypatch.setattr(of_run, "REPLICATES", 40)
+    monkeypatch.setattr(traced_numbers, "REPLICATES", 40)
     words = ("+clipx=acpo", "clipx.alpha=0.5")
     whole = answer("replay", prompts_run(tmp_path / "whole", range(60)), *words)
     found = answer("replay", prompts_run(tmp_path / "part", range(0, 60, 3), fraction=1 / 3), *words)
@@ -211,7 +211,7 @@ def test_the_runs_own_numbers_are_estimates_too(tmp_path):
     generator, held = numpy.random.default_rng(0), 0
     for _ in range(40):
         chosen = generator.choice(sorted(table.prompt.unique()), 20, replace=False)
-        found = of_run.numbers_of_run([table[table.prompt.isin(chosen)]], whole=False)["positive_share"]
+        found = traced_numbers.numbers_of_run([table[table.prompt.isin(chosen)]], whole=False)["positive_share"]
         assert found.low < found.value < found.high
         held += found.low <= own["value"] <= found.high
     # Below 34 of 40 an interval of 95 % comes once in 300 times; one of 99.9 % would always hold.

@@ -16,7 +16,7 @@ import verl
 from tests.analysis.diagnose.test_findings import findings
 from tests.analysis.runs.commands import answer, clipx, page_of
 from tests.analysis.runs.example_runs import WHOLE, read_columns, write_log, write_run
-from verl_clipx.analysis.replay.of_run import numbers_of_step
+from verl_clipx.analysis.replay.traced_numbers import numbers_of_step
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.settings import settings_of

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from verl_clipx.analysis.replay.measures import Replay, of_run, replay
+from verl_clipx.analysis.replay.measures import Replay, describe_run, replay
 from verl_clipx.analysis.replay.tokens import TracedTokens, traced_step
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.run import Run
@@ -22,13 +22,13 @@ class ReplayedRun(NamedTuple):
     Args:
         run: the run.
         updates: the step's updates with their tokens.
-        of_run: what the run itself did.
+        as_trained: what the run itself did.
         settings: what each setting would have done.
     """
 
     run: Run
     updates: list[TracedTokens]
-    of_run: Replay
+    as_trained: Replay
     settings: list[Replay]
 
 
@@ -57,7 +57,7 @@ def replay_run(path: Path, words: list[str], *, step: int | None = None) -> Repl
     if not labelled:
         labelled = [(f"{own.method.name}, as trained", own)]
     replays = [replay(label, settings, own, updates) for label, settings in labelled]
-    return ReplayedRun(run=run, updates=updates, of_run=of_run(updates), settings=replays)
+    return ReplayedRun(run=run, updates=updates, as_trained=describe_run(updates), settings=replays)
 
 
 def own_settings(run: Run) -> Settings | None:

@@ -30,22 +30,22 @@ class LossOnTokens(NamedTuple):
     mask: Tensor
 
 
-def why_refused(settings: Settings, own: Settings | None, tokens: TracedTokens) -> str | None:
+def why_refused(settings: Settings, run_settings: Settings | None, tokens: TracedTokens) -> str | None:
     """Says why a loss can't be replayed on an update's tokens; None if it can.
 
     Args:
         settings: those of the loss.
-        own: the run's own settings; None if they are not known.
+        run_settings: those that the run trained with; None if they are not known.
         tokens: the update's.
     """
-    wanted = set(settings.asks_for)
+    needed = set(settings.asks_for)
     if settings.select is not None:
-        wanted.add("entropy")
+        needed.add("entropy")
     for name in OPTIONAL:
-        if name in wanted and getattr(tokens.batch.inputs, name) is None:
+        if name in needed and getattr(tokens.batch.inputs, name) is None:
             method = settings.method.name
             return f"{method} needs {name}, which the trace does not have for every token of step {tokens.step}."
-    if not settings.adaptive or keeps_decisions(settings, own, tokens):
+    if not settings.adaptive or keeps_decisions(settings, run_settings, tokens):
         return None
     if settings.scope == "lagged":
         return (
@@ -60,119 +60,205 @@ def why_refused(settings: Settings, own: Settings | None, tokens: TracedTokens) 
     return None
 
 
-def keeps_decisions(settings: Settings, own: Settings | None, tokens: TracedTokens) -> bool:
-    """Returns whether a replay takes the run's own decisions, because its traced tokens do not determine them."""
-    undetermined = tokens.facts[0].decided_from is DecidedFrom.LAGGED or not tokens.whole
-    return is_own(settings, own) and bool(tokens.decisions) and undetermined
+def keeps_decisions(settings: Settings, run_settings: Settings | None, tokens: TracedTokens) -> bool:
+    """Returns whether a replay takes the decisions that the run made, since they can't be made anew.
+
+    That is so where the loss is the run's own, and the traced tokens are not all of those that it decided from: they
+    are a share, or it decided from an earlier rollout batch.
+    """
+    can_decide_anew = tokens.whole and tokens.facts[0].decided_from is not DecidedFrom.LAGGED
+    return is_run_loss(settings, run_settings) and bool(tokens.decisions) and not can_decide_anew
 
 
-def is_own(settings: Settings, own: Settings | None) -> bool:
-    """Returns whether a loss is the run's own, as far as it concerns the gradient of the tokens."""
+def is_run_loss(settings: Settings, run_settings: Settings | None) -> bool:
+    """Returns whether a loss is the one that the run trained with, as far as it concerns the tokens' gradient."""
+    if run_settings is None:
+        return False
     parts = ("method", "shaping", "mask", "select", "scope")
-    return own is not None and all(getattr(settings, name) == getattr(own, name) for name in parts)
+    return all(getattr(settings, name) == getattr(run_settings, name) for name in parts)
 
 
-def apply_to(settings: Settings, own: Settings | None, tokens: TracedTokens, batch: TokenBatch) -> LossOnTokens:
-    """Returns a loss, for which `why_refused` has no reason, on the tokens of an update.
+class DecisionGroup(NamedTuple):
+    """Sequences for which one decision is made.
+
+    Args:
+        rows: their indices in the batch, int64.
+        micro_batch: the number of their micro-batch; None if they are the whole batch.
+    """
+
+    rows: Tensor
+    micro_batch: int | None
+
+
+def apply_to(
+    settings: Settings, run_settings: Settings | None, tokens: TracedTokens, batch: TokenBatch
+) -> LossOnTokens:
+    """Returns what a loss does to the tokens of an update; `why_refused` must have no reason against it.
 
     Args:
         settings: those of the loss.
-        own: the run's own settings; None if they are not known.
+        run_settings: those that the run trained with; None if they are not known.
         tokens: the update.
         batch: all of its tokens, or a resample of them.
     """
     with torch.no_grad():
-        unmasked, all_inputs = _masked(settings, own, batch)
-        factor = _factor(settings, batch, unmasked, all_inputs.mask)
-        keeps = keeps_decisions(settings, own, tokens)
-        # The rows that share a decision, and the number of their micro-batch where each has a decision of its own.
-        decided_together: list[tuple[Tensor, int | None]] = [(torch.arange(len(batch.prompt)), None)]
-        if settings.adaptive and (settings.scope == "micro_batch" or keeps):
-            decided_together = []
-            for number in batch.micro_batch.unique().tolist():
-                decided_together.append(((batch.micro_batch == number).nonzero()[:, 0], number))
-        parts = []
-        for rows, number in decided_together:
-            inputs = inputs_at(all_inputs, rows)
+        mask_before = _mask_before_rule(run_settings, batch)
+        all_inputs = _inputs_under_mask(settings, run_settings, batch, mask_before)
+        factor = _factor(settings, batch, mask_before, all_inputs.mask)
+        keeps = keeps_decisions(settings, run_settings, tokens)
+        groups = _group_by_decision(settings, batch, keeps=keeps)
+        parts: list[Part] = []
+        for group in groups:
+            inputs = inputs_at(all_inputs, group.rows)
             if keeps:
-                decision = tokens.decisions[number]
-                metrics = {}
+                decision = tokens.decisions[group.micro_batch]
+                decision_metrics = {}
             else:
-                statistics = _statistics(settings, tokens, inputs)
+                statistics = _compute_statistics(settings, tokens, inputs)
                 decision = settings.method.decide(statistics)
-                metrics = settings.method.metrics(statistics, decision)
-            parts.append(_apply(settings, inputs, factor[rows], decision, metrics))
-        # Back into the order of the batch.
-        order = torch.cat([rows for rows, _ in decided_together]).argsort()
-        columns = zip(*[part.trace for part in parts], strict=True)
-        trace = TokenTrace(*[torch.cat(of_parts)[order] for of_parts in columns])
-        means = _means(settings, sum(part.sums for part in parts))
-        for name in parts[0].of_decision:
-            means[name] = sum(float(part.of_decision[name]) for part in parts) / len(parts)
-        return LossOnTokens(trace=trace, metrics=means, mask=all_inputs.mask)
+                decision_metrics = settings.method.metrics(statistics, decision)
+            parts.append(_apply(settings, inputs, factor[group.rows], decision, decision_metrics))
+        metrics = _means(settings, sum(part.sums for part in parts))
+        for name in parts[0].decision_metrics:
+            metrics[name] = sum(float(part.decision_metrics[name]) for part in parts) / len(parts)
+        return LossOnTokens(trace=_join_traces(groups, parts), metrics=metrics, mask=all_inputs.mask)
 
 
-def _masked(settings: Settings, own: Settings | None, batch: TokenBatch) -> tuple[Tensor, Inputs]:
-    """Returns the tokens before +clipx/mask, bool, (sequences, length); and what the loss gets.
+def _mask_before_rule(run_settings: Settings | None, batch: TokenBatch) -> Tensor:
+    """Returns the tokens that there were before the run's +clipx/mask took some out: bool, (sequences, length).
 
-    A run that has a mask and rejects in bypass mode does not tell the two apart in its trace: under another mask, what
-    it rejected counts again.
+    The trace of a run with such a mask marks what the mask took out and what bypass mode rejected alike. Both count
+    again here.
     """
-    inputs = batch.inputs
-    of_run = None if own is None else own.mask
-    unmasked = inputs.mask if of_run is None else batch.whole
-    if settings.mask == of_run:
-        return unmasked, inputs
-    inputs = inputs._replace(mask=unmasked)
-    return unmasked, inputs._replace(mask=remaining(settings.mask, inputs))
+    has_mask_rule = run_settings is not None and run_settings.mask is not None
+    return batch.whole if has_mask_rule else batch.inputs.mask
 
 
-def _factor(settings: Settings, batch: TokenBatch, unmasked: Tensor, mask: Tensor) -> Tensor:
-    """Returns the factor on F of rollout correction and of the entropy selection, (sequences, length)."""
+def _inputs_under_mask(
+    settings: Settings, run_settings: Settings | None, batch: TokenBatch, mask_before: Tensor
+) -> Inputs:
+    """Returns what the loss gets: the traced inputs, with the tokens that its own +clipx/mask leaves.
+
+    Args:
+        settings, run_settings, batch: as for `apply_to`.
+        mask_before: from `_mask_before_rule`.
+    """
+    run_rule = None if run_settings is None else run_settings.mask
+    if settings.mask == run_rule:
+        return batch.inputs
+    before_rule = batch.inputs._replace(mask=mask_before)
+    return before_rule._replace(mask=remaining(settings.mask, before_rule))
+
+
+def _factor(settings: Settings, batch: TokenBatch, mask_before: Tensor, mask: Tensor) -> Tensor:
+    """Returns by what rollout correction and the entropy selection multiply F, (sequences, length), 0 outside the mask.
+
+    Args:
+        settings, batch: as for `apply_to`.
+        mask_before: the tokens among which the entropy selection selects, bool, (sequences, length).
+        mask: the tokens that the loss trains on, bool, (sequences, length).
+    """
     factor = mask.to(torch.float32)
     if batch.correction is not None:
         factor = torch.where(mask, batch.correction, 0.0)
     if settings.select is not None:
-        factor = factor * settings.select.selected(batch.inputs.entropy, unmasked, None)
+        factor = factor * settings.select.selected(batch.inputs.entropy, mask_before, None)
     return factor
 
 
-class Part(NamedTuple):
-    """A loss on the tokens that share a decision.
+def _group_by_decision(settings: Settings, batch: TokenBatch, *, keeps: bool) -> list[DecisionGroup]:
+    """Returns the sequences by what decides for them: each micro-batch, or all of them together.
 
     Args:
-        trace: what the loss does to each token.
-        sums: over the tokens, as from `token_sums`.
-        of_decision: the metrics of the decision, as they are logged.
+        settings, batch: as for `apply_to`.
+        keeps: whether the run's own decisions are taken, of which the trace has one for each micro-batch.
+    """
+    by_micro_batch = settings.adaptive and (settings.scope == "micro_batch" or keeps)
+    if not by_micro_batch:
+        return [DecisionGroup(rows=torch.arange(len(batch.prompt)), micro_batch=None)]
+    groups: list[DecisionGroup] = []
+    for number in batch.micro_batch.unique().tolist():
+        rows = (batch.micro_batch == number).nonzero()[:, 0]
+        groups.append(DecisionGroup(rows=rows, micro_batch=number))
+    return groups
+
+
+class Part(NamedTuple):
+    """What a loss does to the tokens that share a decision.
+
+    Args:
+        trace: what it does to each token.
+        sums: sums over the tokens, as from `token_sums`.
+        decision_metrics: the metrics of the decision, by the keys under which they are logged.
     """
 
     trace: TokenTrace
     sums: Tensor
-    of_decision: dict[str, Tensor]
+    decision_metrics: dict[str, Tensor]
 
 
-def _apply(settings: Settings, inputs: Inputs, factor: Tensor, decision: Tensor, metrics: dict[str, Any]) -> Part:
-    """Applies a loss to tokens that share a decision; `metrics` are the decision's, as the method returns them."""
+def _apply(
+    settings: Settings, inputs: Inputs, factor: Tensor, decision: Tensor, decision_metrics: dict[str, Any]
+) -> Part:
+    """Applies a loss to tokens that share a decision.
+
+    Args:
+        settings: those of the loss.
+        inputs: what the loss gets, (sequences, length).
+        factor: from `_factor`, (sequences, length).
+        decision: what the method decided.
+        decision_metrics: the decision's metrics, as the method returns them.
+    """
     method = settings.method
     applied = apply(method, settings.shaping, inputs, decision)
-    t = applied.tokens
-    sums = token_sums(t, method.bounded(t), applied.bounds, applied.weighted, method.dual_clip, inputs.counted)
-    of_decision = {}
-    for _, members in find_declarations(method, metrics):
+    tokens = applied.tokens
+    sums = token_sums(
+        tokens, method.bounded(tokens), applied.bounds, applied.weighted, method.dual_clip, inputs.counted
+    )
+    logged: dict[str, Tensor] = {}
+    for _, members in find_declarations(method, decision_metrics):
         for name, value in members.items():
-            of_decision[f"clipx/{name}"] = value
-    return Part(trace=token_trace(method, applied, factor), sums=sums, of_decision=of_decision)
+            logged[f"clipx/{name}"] = value
+    return Part(trace=token_trace(method, applied, factor), sums=sums, decision_metrics=logged)
 
 
-def _statistics(settings: Settings, tokens: TracedTokens, inputs: Inputs) -> Tensor:
-    """Returns the statistics of the whole update, extrapolated where the trace has only a share of its prompts."""
-    at_ratio_one = tokens.facts[0].decided_from is DecidedFrom.RATIO_ONE and "entropy" not in settings.method.asks_for
-    if at_ratio_one and settings.scope == "mini_batch":
+def _join_traces(groups: list[DecisionGroup], parts: list[Part]) -> TokenTrace:
+    """Returns what the loss does to each token of the batch, in the batch's order, from the parts of its groups."""
+    order = torch.cat([group.rows for group in groups]).argsort()
+    fields: dict[str, Tensor] = {}
+    for name in TokenTrace._fields:
+        fields[name] = torch.cat([getattr(part.trace, name) for part in parts])[order]
+    return TokenTrace(**fields)
+
+
+def _compute_statistics(settings: Settings, tokens: TracedTokens, inputs: Inputs) -> Tensor:
+    """Returns the statistics that a method decides from.
+
+    They are sums over tokens. Where the trace has only a share of the update's prompts, the sums are divided by this
+    share, which estimates those over all of them.
+
+    Args:
+        settings: those of the loss.
+        tokens: the update.
+        inputs: those of its tokens that the decision is made from.
+    """
+    if _decides_at_ratio_one(settings, tokens):
         inputs = inputs._replace(log_prob=inputs.old_log_prob)
     statistics = token_statistics(settings.method, settings.shaping, inputs)
     if tokens.whole:
         return statistics
     return statistics / tokens.facts[0].fraction
+
+
+def _decides_at_ratio_one(settings: Settings, tokens: TracedTokens) -> bool:
+    """Returns whether training would decide with the current log-probabilities taken to be the old ones.
+
+    The run did so in this update, so that another loss over the mini-batch would. Not so a method that reads the
+    entropy: that of the current policy takes a forward pass, which has the current log-probabilities too.
+    """
+    run_does = tokens.facts[0].decided_from is DecidedFrom.RATIO_ONE
+    reads_entropy = "entropy" in settings.method.asks_for
+    return run_does and settings.scope == "mini_batch" and not reads_entropy
 
 
 def _means(settings: Settings, sums: Tensor) -> dict[str, float]:

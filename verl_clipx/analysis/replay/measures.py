@@ -8,9 +8,9 @@ import numpy
 import pandas
 import torch
 
-from verl_clipx.analysis.replay.loss import LossOnTokens, apply_to, is_own, why_refused
-from verl_clipx.analysis.replay.of_run import HIGH, LOW, Number, is_counted, numbers_of_run, with_intervals
+from verl_clipx.analysis.replay.loss import LossOnTokens, apply_to, is_run_loss, why_refused
 from verl_clipx.analysis.replay.tokens import TokenBatch, TracedTokens
+from verl_clipx.analysis.replay.traced_numbers import HIGH, LOW, Number, is_counted, numbers_of_run, with_intervals
 from verl_clipx.losses.base.shared_metrics import CONTRIBUTION
 from verl_clipx.run.config import Settings
 from verl_clipx.run.trace_format import regions_of
@@ -93,7 +93,7 @@ def replay(label: str, settings: Settings, own: Settings | None, updates: Sequen
 
     prompts = [] if whole else [len(rows) for rows in rows_by_prompt]
     against_run = None
-    if is_own(settings, own):
+    if is_run_loss(settings, own):
         against_run = float(numpy.max([*map(_against, tokens, updates)]))
     return Replay(
         label=label,
@@ -110,7 +110,7 @@ def _rows_by_prompt(batch: TokenBatch) -> list[torch.Tensor]:
     return [(batch.prompt == prompt).nonzero()[:, 0] for prompt in prompts]
 
 
-def of_run(updates: Sequence[TracedTokens]) -> Replay:
+def describe_run(updates: Sequence[TracedTokens]) -> Replay:
     """Returns what the trace says of the run itself, in the form of a replay."""
     table = pandas.concat([update.table for update in updates], ignore_index=True)
     tokens = table.assign(change="", counts=is_counted(table))
@@ -122,13 +122,13 @@ def of_run(updates: Sequence[TracedTokens]) -> Replay:
 
 def measures(loss: LossOnTokens, batch: TokenBatch) -> dict[str, float]:
     """Returns the metrics of a loss on an update, and the sums behind cosine and norm ratio."""
-    of_loss = torch.where(loss.mask, loss.trace.weight * loss.trace.advantage, 0.0).to(torch.float64)
-    of_run = batch.weighted.to(torch.float64)
+    weighted_by_loss = torch.where(loss.mask, loss.trace.weight * loss.trace.advantage, 0.0).to(torch.float64)
+    weighted_by_run = batch.weighted.to(torch.float64)
     return {
         **loss.metrics,
-        PRODUCT: float((of_loss * of_run).sum()),
-        SQUARES_OF_LOSS: float(of_loss.square().sum()),
-        SQUARES_OF_RUN: float(of_run.square().sum()),
+        PRODUCT: float((weighted_by_loss * weighted_by_run).sum()),
+        SQUARES_OF_LOSS: float(weighted_by_loss.square().sum()),
+        SQUARES_OF_RUN: float(weighted_by_run.square().sum()),
     }
 
 

@@ -9,8 +9,8 @@ from rich.markup import escape
 
 from verl_clipx.analysis.replay.command import ReplayedRun
 from verl_clipx.analysis.replay.measures import HIGH, LOW, Replay
-from verl_clipx.analysis.replay.of_run import OF_RATIOS, OF_SAMPLER, cells_of, sampler_by
 from verl_clipx.analysis.replay.tokens import TracedTokens
+from verl_clipx.analysis.replay.traced_numbers import OF_RATIOS, OF_SAMPLER, cells_of, sampler_by
 from verl_clipx.analysis.runs.traced import has_bounds_on_ratio
 from verl_clipx.common.sentences import number, percent
 from verl_clipx.common.terminal import TerminalConsole
@@ -21,7 +21,7 @@ HEADINGS = ("setting", "clipped low", "clipped high", "bounds", "gradient A > 0"
 # The regions in which PPO clips.
 BEYOND_LOW = "LN"
 BEYOND_HIGH = "HP"
-# How the tokens are grouped by which the sampler is compared with the trainer, and what each group is.
+# The columns by whose values tokens are grouped to compare the sampler with the trainer, and what a list calls each.
 GROUPS = {"age": "age of the weights that sampled", "turn": "turn of the response"}
 MEANINGS = (
     "cosine: of this step’s F·A with the run’s own, over all tokens, 1 if both push the same way; norm ratio: its "
@@ -40,30 +40,35 @@ UNKNOWN = (
 TOKEN_FIELDS = ["update", "prompt", "sample", "position", "text", "change", "ratio", "low", "high", "advantage"]
 
 
-def replayed_as_json(replayed: ReplayedRun, tokens: int) -> dict[str, Any]:
-    """Returns all numbers of a replay, for JSON, with at most so many changed tokens of each setting."""
-    content: dict[str, Any] = {
+def replayed_as_json(replayed: ReplayedRun, most_tokens: int) -> dict[str, Any]:
+    """Returns all numbers of a replay, for JSON.
+
+    Args:
+        replayed: the replay.
+        most_tokens: how many tokens of each setting are listed at most, of those whose gradient appears or goes; of the
+            run itself none is.
+    """
+    comparisons = {f"sampler_by_{group}": sampler_by(group, replayed.updates) for group in GROUPS}
+    return {
         "run": replayed.run.name,
         "step": replayed.updates[0].step,
-        "exact": replayed.of_run.exact,
-        "of_run": setting_as_json(replayed.of_run, 0),
-        "settings": [setting_as_json(replay, tokens) for replay in replayed.settings],
+        "exact": replayed.as_trained.exact,
+        "of_run": setting_as_json(replayed.as_trained, most_tokens=0),
+        "settings": [setting_as_json(replay, most_tokens) for replay in replayed.settings],
+        **comparisons,
+        "unknown": UNKNOWN,
     }
-    for group in GROUPS:
-        content[f"sampler_by_{group}"] = sampler_by(group, replayed.updates)
-    content["unknown"] = UNKNOWN
-    return content
 
 
 def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
     """Prints a replay: lists, then how near the run's own setting comes, and what is unknown."""
-    replays = [replayed.of_run, *replayed.settings]
+    replays = [replayed.as_trained, *replayed.settings]
     console.print_line(heading_of(replayed.run.name, replayed.updates))
     console.print_list(
         "what each would do to this run's tokens",
         HEADINGS,
         [[escape(cell) for cell in format_row(replay)] for replay in replays],
-        caption_of(replays, exact=replayed.of_run.exact),
+        caption_of(replays, exact=replayed.as_trained.exact),
     )
     for group in GROUPS:
         print_sampler(console, group, replayed.updates)
@@ -71,8 +76,10 @@ def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
         console.print_line(say_changes(replay))
     for replay in replayed.settings:
         if replay.against_run is not None:
-            within = f"its bounds are within {replay.against_run:.1g} of those it trained with"
-            console.print_line(f"{replay.label}: the run's own setting; {within}.")
+            console.print_line(
+                f"{replay.label}: the run's own setting; its bounds are within {replay.against_run:.1g} of those it "
+                "trained with."
+            )
     console.print_line(UNKNOWN)
 
 
@@ -87,11 +94,14 @@ def caption_of(replays: Sequence[Replay], *, exact: bool) -> str:
 
 
 def print_sampler(console: TerminalConsole, group: str, updates: Sequence[TracedTokens]) -> None:
-    """Prints how far the sampler is from the trainer in each group of tokens; nothing of a single turn."""
-    numbers = sampler_by(group, updates)
-    if not numbers or (group == "turn" and len(numbers) == 1):
+    """Prints how far the sampler is from the trainer, a row for each value of a group.
+
+    Nothing is printed where the sampler's log-probabilities are not traced, or of turns where there is a single one.
+    """
+    numbers_by_value = sampler_by(group, updates)
+    if not numbers_by_value or (group == "turn" and len(numbers_by_value) == 1):
         return
-    rows = [(name, *cells_of(of_group)) for name, of_group in numbers.items()]
+    rows = [(value, *cells_of(numbers)) for value, numbers in numbers_by_value.items()]
     title = f"the sampler against the trainer, by {GROUPS[group]}"
     console.print_list(title, (group, *OF_SAMPLER), rows, OF_RATIOS)
 
@@ -108,7 +118,7 @@ def say_changes(replay: Replay) -> str:
 
 
 def format_row(replay: Replay) -> tuple[str, ...]:
-    """Returns a setting's cells, by HEADINGS."""
+    """Returns a setting's row in the list: a cell for each of HEADINGS."""
     numbers = replay.numbers
     return (
         replay.label,
@@ -134,7 +144,10 @@ def has_gradient_beyond(replay: Replay, region: str) -> bool:
 
 
 def _ends_of_bound(replay: Replay, side: str) -> str:
-    """Returns the least and the greatest bound of a token, or the one that all have; 0 is no lower bound on a ratio."""
+    """Returns the least and the greatest bound of any token on one side, or the one bound that all tokens have.
+
+    A bound on a ratio that lies below 0 is written as 0: no ratio is lower.
+    """
     least, _, greatest = replay.bounds[side]
     if has_bounds_on_ratio(replay.tokens):
         least = max(least, 0.0)
@@ -145,7 +158,7 @@ def _ends_of_bound(replay: Replay, side: str) -> str:
 
 
 def words_of(tokens: pandas.DataFrame) -> str:
-    """Returns the most frequent words of tokens, with signs for line ends and blanks, and how often each occurs."""
+    """Returns the most frequent texts of tokens, and how often each occurs; white space has visible signs."""
     visible = tokens.text.str.replace("\n", "⏎").str.replace("\t", "⇥").str.replace(" ", "␣").replace("", "∅")
     counts = visible.value_counts().head(WORDS)
     words = []
@@ -173,21 +186,19 @@ def setting_as_json(replay: Replay, most_tokens: int) -> dict[str, Any]:
 
 
 def heading_of(run: str, updates: Sequence[TracedTokens]) -> str:
-    """Says what was replayed: the run, the step, how many tokens of how many prompts, and whether these are all."""
-    tokens = sum(len(update.table) for update in updates)
-    prompts = len({prompt for update in updates for prompt in update.table.prompt})
-    return (
-        f"{run}, step {updates[0].step}, {len(updates)} updates: {tokens} tokens of {prompts} prompts, "
-        f"{_describe_share(updates)}"
-    )
+    """Says what was replayed: the run, the step, how many tokens of how many prompts, and whether these are all.
 
-
-def _describe_share(updates: Sequence[TracedTokens]) -> str:
-    """Returns the end of `heading_of`'s sentence: whether the trace has all tokens, as far as its files tell."""
+    Args:
+        run: the run's name.
+        updates: the step's updates.
+    """
+    token_count = sum(len(update.table) for update in updates)
+    prompt_count = len({prompt for update in updates for prompt in update.table.prompt})
+    counted = f"{run}, step {updates[0].step}, {len(updates)} updates: {token_count} tokens of {prompt_count} prompts"
     if not all(update.whole for update in updates):
-        return "a part of all. The numbers are estimates."
-    # Older files don't count the rows that they lack.
-    counts_lost_rows = all(facts.lost is not None for update in updates for facts in update.facts)
-    if counts_lost_rows:
-        return "all that there were."
-    return "all that its files have: they don't say how many there were."
+        return f"{counted}, a part of all. The numbers are estimates."
+    # A file says how many of its rows were lost, unless an older version wrote it.
+    say_lost_rows = all(facts.lost is not None for update in updates for facts in update.facts)
+    if say_lost_rows:
+        return f"{counted}, all that there were."
+    return f"{counted}, all that its files have: they don't say how many there were."

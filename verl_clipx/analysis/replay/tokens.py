@@ -8,7 +8,7 @@ import pandas
 import torch
 from torch import Tensor
 
-from verl_clipx.analysis.replay.of_run import TracedTable, tables_at
+from verl_clipx.analysis.replay.traced_numbers import TracedTable, tables_at
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.losses.base.tokens import Inputs
 

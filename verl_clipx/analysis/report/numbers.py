@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pandas
 
 from verl_clipx.analysis.diagnose.findings import clipped_share, mass_shares
-from verl_clipx.analysis.replay.of_run import Number
+from verl_clipx.analysis.replay.traced_numbers import Number
 from verl_clipx.analysis.report.palette import DrawnSetting
 from verl_clipx.analysis.report.reading import ReadRuns
 from verl_clipx.analysis.runs import keys

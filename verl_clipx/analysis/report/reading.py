@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from verl_clipx.analysis.replay.of_run import Number, numbers_of_step
+from verl_clipx.analysis.replay.traced_numbers import Number, numbers_of_step
 from verl_clipx.analysis.report.palette import DrawnSetting, with_colours
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.run import Run

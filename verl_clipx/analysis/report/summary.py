@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy
 import pandas
 
-from verl_clipx.analysis.replay.of_run import TAKEN
+from verl_clipx.analysis.replay.traced_numbers import TAKEN
 from verl_clipx.analysis.report.numbers import SettingNumbers
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.settings import GRPO_METHOD, Setting

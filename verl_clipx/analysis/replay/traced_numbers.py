@@ -14,7 +14,7 @@ from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_inte
 from verl_clipx.losses.base.shared_metrics import CLIP_FRACTION_HIGH, CLIP_FRACTION_LOW
 from verl_clipx.run.trace_format import Shard, UpdateFacts, has_all_updates, is_whole, read_facts, read_shards
 
-# The outer 5 % of 200 resamples are ten values.
+# How often the prompts are drawn anew. The outer 5 % of 200 values are ten.
 REPLICATES = 200
 
 LOW = CLIP_FRACTION_LOW.key
@@ -24,7 +24,7 @@ TAKEN = "clipped_mass"
 
 
 class Number(NamedTuple):
-    """A number and the ends of its interval, None where it is exact or has none."""
+    """A number and the ends of its interval, which are None where the number is exact or too little is traced."""
 
     value: float
     low: float | None = None
@@ -32,46 +32,60 @@ class Number(NamedTuple):
 
 
 def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[str, Number]:
-    """Shares of clipped tokens, means over a step's updates, and of gradient mass, over all its tokens.
+    """Returns the shares of clipped tokens and of gradient mass in a step.
+
+    A share of clipped tokens is the mean over the step's updates; a share of the mass is over all tokens of the step.
 
     Args:
-        tables: the traced tokens of each update, fields as in `traces.SCHEMA`.
+        tables: the traced tokens of each update, with fields as in `traces.SCHEMA`.
         whole: whether these are all tokens; if not, numbers have intervals, provided each update has five prompts.
     """
-    sums = [_by_prompt(table[is_counted(table)]) for table in tables]
+    sums_of_updates = [_sum_by_prompt(table[is_counted(table)]) for table in tables]
 
-    def measure(drawn: Sequence[numpy.ndarray]) -> dict[str, float]:
-        """Return the numbers of the prompts that were drawn for each update."""
-        return _numbers([of_update[prompts].sum(0) for of_update, prompts in zip(sums, drawn, strict=True)])
+    def measure(drawn_prompts: Sequence[numpy.ndarray]) -> dict[str, float]:
+        """Return the numbers of some of each update's prompts, by their indices."""
+        drawn_sums = []
+        for sums, prompts in zip(sums_of_updates, drawn_prompts, strict=True):
+            drawn_sums.append(sums[prompts].sum(0))
+        return _compute_shares(drawn_sums)
 
-    numbers = measure([numpy.arange(len(of_update)) for of_update in sums])
-    prompts = [] if whole else [len(of_update) for of_update in sums]
-    return with_intervals(numbers, prompts, measure)
+    numbers = measure([numpy.arange(len(sums)) for sums in sums_of_updates])
+    prompt_counts = [] if whole else [len(sums) for sums in sums_of_updates]
+    return with_intervals(numbers, prompt_counts, measure)
 
 
 def with_intervals(
     numbers: Mapping[str, float],
-    prompts: Sequence[int],
+    prompt_counts: Sequence[int],
     measure: Callable[[Sequence[numpy.ndarray]], Mapping[str, float]],
 ) -> dict[str, Number]:
-    """Adds the intervals of numbers over prompts, which are drawn anew for each update by itself.
+    """Returns numbers with their 95 % intervals, by a bootstrap over prompts.
+
+    The prompts of each update are drawn anew by themselves, REPLICATES times, the same ones in each call.
 
     Args:
-        numbers: those of all prompts, by name.
-        prompts: how many each update has; without any, or with too few, there are no intervals.
-        measure: returns the numbers of the prompts that were drawn for each update.
+        numbers: the numbers of all prompts, by name.
+        prompt_counts: how many prompts each update has. There are no intervals if it is empty, as for numbers that are
+            exact, or if an update has fewer than FEWEST_UNITS.
+        measure: computes the numbers anew from drawn prompts. It takes an array of the prompts' indices for each
+            update, in which an index may occur several times.
     """
-    if min(prompts, default=0) < FEWEST_UNITS:
+    fewest_prompts = min(prompt_counts, default=0)
+    if fewest_prompts < FEWEST_UNITS:
         return {name: Number(value) for name, value in numbers.items()}
-    # The prompts of all replicates, by update.
-    drawn = [resamples(count, REPLICATES, seed) for seed, count in enumerate(prompts)]
-    replicates = []
+    # For each update (replicates, prompts). Each has its own seed, so that updates are drawn independently.
+    drawn_of_updates = [resamples(count, REPLICATES, seed) for seed, count in enumerate(prompt_counts)]
+    replicates: list[Mapping[str, float]] = []
     for index in range(REPLICATES):
-        replicates.append(measure([of_update[index] for of_update in drawn]))
-    with_ends = {}
+        replicates.append(measure([drawn[index] for drawn in drawn_of_updates]))
+    with_ends: dict[str, Number] = {}
     for name, value in numbers.items():
-        ends = percentile_interval([replicate[name] for replicate in replicates])
-        with_ends[name] = Number(value) if ends is None else Number(value, *ends)
+        interval = percentile_interval([replicate[name] for replicate in replicates])
+        if interval is None:
+            with_ends[name] = Number(value)
+        else:
+            low, high = interval
+            with_ends[name] = Number(value, low=low, high=high)
     return with_ends
 
 
@@ -80,9 +94,9 @@ class TracedTable:
     """One traced update.
 
     Args:
-        step, update: which.
-        table: a row for each token, as `traces.SCHEMA` says.
-        shards, facts: its files, and what each says.
+        step, update: the training step, and the number of the update in it, from 0.
+        table: a row for each token, with fields as in `traces.SCHEMA`.
+        shards, facts: its files, and what each says of the update as a whole.
         whole: whether the trace has every token of the update, and every update of its step.
     """
 
@@ -131,38 +145,46 @@ def numbers_of_step(run: Run, step: int) -> tuple[dict[str, Number], bool] | Non
 
 
 def is_counted(tokens: pandas.DataFrame) -> pandas.Series:
-    """Returns whether each traced token counts: not masked, not rejected, and in the pass of Lopti's that it is in."""
+    """Returns whether each traced token counts.
+
+    Those do not that a mask or rejection sampling took out, or that a pass of Lopti's leaves to its other pass.
+    """
     return ~tokens.rejected.eq(True) & ~tokens.counted.eq(False)
 
 
-# The columns of a prompt's sums: all tokens, those in LN and in HP, mass by sign, mass that the clip took.
+# The columns of a prompt's sums: its tokens, those in LN and in HP, the gradient's mass by the advantage's sign, and
+# the mass that the clip took.
 TOKENS, LN, HP, POSITIVE, NEGATIVE, CLIPPED = range(6)
 
 
-def _by_prompt(table: pandas.DataFrame) -> numpy.ndarray:
-    """Returns a row for each prompt, (n, 6)."""
+def _sum_by_prompt(table: pandas.DataFrame) -> numpy.ndarray:
+    """Returns the sums over each prompt's tokens, (prompts, 6), with the columns that are numbered above."""
     mass = (table.weight * table.advantage).abs()
     advantage = table.advantage
-    of_clip = table.region.isin(["LN", "HP"]) & (table.weight == 0) & ~table.selected.eq(False)
+    is_taken = table.region.isin(["LN", "HP"]) & (table.weight == 0) & ~table.selected.eq(False)
     columns = [
         pandas.Series(1.0, index=table.index),
         table.region.eq("LN"),
         table.region.eq("HP"),
         mass.where(advantage > 0, 0.0),
         mass.where(advantage < 0, 0.0),
-        (table.ratio * advantage * table.correction.fillna(1.0)).abs().where(of_clip, 0.0),
+        (table.ratio * advantage * table.correction.fillna(1.0)).abs().where(is_taken, 0.0),
     ]
     return pandas.concat(columns, axis=1).astype(float).groupby(table.prompt.to_numpy(), sort=False).sum().to_numpy()
 
 
-def _numbers(sums: Sequence[numpy.ndarray]) -> dict[str, float]:
-    """Returns the shares, from the sums of each update."""
-    total = numpy.sum(sums, axis=0)
+def _compute_shares(sums_of_updates: Sequence[numpy.ndarray]) -> dict[str, float]:
+    """Returns the numbers of `numbers_of_run`; NaN for a share of no mass.
+
+    Args:
+        sums_of_updates: for each update the sums over its prompts, (6,).
+    """
+    total = numpy.sum(sums_of_updates, axis=0)
     kept = total[POSITIVE] + total[NEGATIVE]
     without_clip = kept + total[CLIPPED]
     return {
-        LOW: float(numpy.mean([of_update[LN] / of_update[TOKENS] for of_update in sums])),
-        HIGH: float(numpy.mean([of_update[HP] / of_update[TOKENS] for of_update in sums])),
+        LOW: float(numpy.mean([sums[LN] / sums[TOKENS] for sums in sums_of_updates])),
+        HIGH: float(numpy.mean([sums[HP] / sums[TOKENS] for sums in sums_of_updates])),
         "positive_share": float(total[POSITIVE] / kept) if kept > 0 else math.nan,
         TAKEN: float(total[CLIPPED] / without_clip) if without_clip > 0 else math.nan,
     }
@@ -177,25 +199,30 @@ OF_RATIOS = (
 
 
 def sampler_by(group: str, updates: Sequence[TracedTable]) -> dict[str, dict[str, float]]:
-    """Returns OF_SAMPLER to their numbers for each value of a column; empty without the sampler's log-probabilities.
+    """Returns how far the sampler is from the trainer, for the tokens of each value of a column.
 
     Args:
-        group: `age` or `turn`.
+        group: the column, `age` or `turn`.
         updates: those of a step.
+
+    Returns:
+        From a value of the column to its numbers, by the names in OF_SAMPLER; empty where the trace has no
+        log-probabilities of the sampler's.
     """
     tokens = pandas.concat([update.table for update in updates], ignore_index=True)
     sampled = tokens.rollout_log_prob.astype(float)
     recomputed = tokens.old_log_prob
     if recomputed.eq(sampled).all():
-        # In bypass mode the first update alone is of the weights that the step begins with.
+        # In bypass mode old_log_prob is the sampler's own. The first update starts from the weights that the step
+        # begins with, so that its log_prob is what recomputing would give; the later updates have none.
         recomputed = tokens.log_prob.where(tokens["update"].eq(tokens["update"].min()))
     tokens = tokens.assign(log_ratio=recomputed - sampled)
     tokens = tokens[is_counted(tokens) & numpy.isfinite(tokens.log_ratio)]
-    return {f"{value:g}": _ratios(rows) for value, rows in tokens.groupby(group) if len(rows)}
+    return {f"{value:g}": _compare_sampler(rows) for value, rows in tokens.groupby(group) if len(rows)}
 
 
-def _ratios(rows: pandas.DataFrame) -> dict[str, float]:
-    """Returns the numbers of `OF_SAMPLER` of some tokens, each by its name."""
+def _compare_sampler(rows: pandas.DataFrame) -> dict[str, float]:
+    """Returns the numbers of some tokens, by the names in OF_SAMPLER."""
     ratio = numpy.exp(rows.log_ratio)
     ess = float(ratio.sum() ** 2 / (len(rows) * (ratio**2).sum()))
     quantiles = rows.log_ratio.quantile(list(QUANTILES))
@@ -206,6 +233,6 @@ def _ratios(rows: pandas.DataFrame) -> dict[str, float]:
 
 
 def cells_of(numbers: dict[str, float]) -> list[str]:
-    """Returns the numbers of a group for the terminal."""
+    """Returns the numbers of `_compare_sampler` as texts for the terminal."""
     tokens, ess, *ratios, above, clipped = numbers.values()
     return [f"{tokens:.0f}", percent(ess), *(f"{ratio:.2g}" for ratio in ratios), percent(above), percent(clipped)]
