@@ -14,7 +14,7 @@ from tests.analysis.report.drawn_texts import drawn_texts, outside, overlapping
 from tests.analysis.runs.commands import clipx, page_of
 from tests.analysis.runs.example_runs import write_log
 from verl_clipx.analysis.report.analysis import analyse
-from verl_clipx.analysis.report.draw import draw
+from verl_clipx.analysis.report.draw import draw_plates
 from verl_clipx.analysis.report.drawing import MOST_STEPS, Panel, save, style, take_windows
 from verl_clipx.analysis.report.palette import COLOURS, GRPO, OTHERS, with_colours
 from verl_clipx.analysis.report.reading import ReadRuns
@@ -41,7 +41,7 @@ def setting_of(steps, columns=METRICS, first=1):
 def panels_of(settings: list[Setting]) -> dict[str, list[Panel]]:
     """The panels of each plate of settings without traces."""
     coloured = with_colours(settings)
-    plates = draw(analyse(ReadRuns(settings=coloured, baseline=coloured[0])))
+    plates = draw_plates(analyse(ReadRuns(settings=coloured, baseline=coloured[0])))
     return {plate.name: plate.panels for plate in plates}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.analysis.runs.example_runs import WHOLE, read_columns, write_run
 from verl_clipx.analysis.report.palette import with_colours
-from verl_clipx.analysis.report.token_view import MOST_COMPLETIONS, choose_sections, visible
+from verl_clipx.analysis.report.token_view import MOST_RESPONSES, choose_sections, visible
 from verl_clipx.analysis.report.tokens import choose_tokens, find_bins
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.settings import settings_of
@@ -62,7 +62,7 @@ def test_the_view_has_the_numbers_of_its_tokens_in_order(tmp_path):
     (section,) = choose_sections([update])
     lines = [line for _, of_prompt in section.groups for line in of_prompt]
     texts = [text for line in lines for text, _ in line.tokens]
-    assert len(lines) <= MOST_COMPLETIONS
+    assert len(lines) <= MOST_RESPONSES
     assert len(texts) == len(section.numbers["ratio"]) == len(update.tokens)
     first = update.tokens[update.tokens.prompt_text == section.groups[0][0]].sort_values(["sample", "position"])
     # The response with the most tokens that GRPO's rule clips stands by itself.

@@ -151,7 +151,7 @@ def analyse(runs: ReadRuns, title: str | None = None) -> Analysis:
         outcomes=collect_charts(runs.settings, OUTCOMES),
         bounds=collect_bounds(runs.settings),
         clipped=clipped,
-        clipped_by_verl=chart_counts_of_verl(numbers, first=len(clipped)),
+        clipped_by_verl=chart_counts_of_verl(numbers, first_file=len(clipped)),
         mass=collect_mass(numbers),
         samples=collect_charts(runs.settings, SAMPLES),
         declared=collect_declared(runs.settings),

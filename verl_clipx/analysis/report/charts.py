@@ -18,9 +18,9 @@ from verl_clipx.losses.methods import METHODS
 
 # The share that BAPO's search aims at, where a run's record doesn't say it.
 DEFAULT_TARGET = 0.4
-# Half of a normal distribution's 95 % interval, in standard errors.
+# How many standard errors half of a normal distribution's 95 % interval is wide.
 ERRORS_IN_HALF_INTERVAL = 1.96
-# Of a metric that is not known.
+# Stands for a metric that is not known.
 NO_SERIES = pandas.Series(dtype=float)
 
 
@@ -32,12 +32,12 @@ class ChartLine:
     """A metric of one setting by step.
 
     Args:
-        name: in the legend.
-        colour: of the setting.
-        line_style: the number of its line style; the metrics of a chart differ in it.
-        by_run: a row a step, a column a run.
-        errors: half the 95 % interval over prompts by step; empty where it isn't known.
-        held_out: the held-out rewards that stand on the line.
+        name: its name in the legend.
+        colour: the setting's colour.
+        line_style: the number of its line style, in which the metrics of a chart differ.
+        by_run: the metric's values, a row a step, a column a run.
+        errors: half the width of the 95 % interval over prompts, by step; empty where it isn't known.
+        held_out: the held-out rewards that are drawn on the line.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Chart:
     """Metrics of all settings by step.
 
     Args:
-        name: of the file.
-        title: above it.
-        description: for those who can't see it.
-        lines: at least one.
+        name: the name of its files.
+        title: what stands above it.
+        description: a text for those who can't see it.
+        lines: what it shows, at least one line.
         from_zero: whether the axis begins at 0 or below.
         in_percent: whether the values are shares.
     """
@@ -84,7 +84,12 @@ SAMPLES = (
 
 
 def collect_charts(settings: Sequence[DrawnSetting], measures: Sequence[tuple[str, str, str]]) -> list[Chart]:
-    """Returns the charts of the measures that a run logs; each measure has a name, a title and a metric's key."""
+    """Returns a chart of each measure that some run logs.
+
+    Args:
+        settings: those that are drawn.
+        measures: a name for the chart's files, its title, and the key of the metric.
+    """
     charts = []
     for name, title, key in measures:
         lines = collect_lines(settings, {key: ""})
@@ -105,8 +110,9 @@ def collect_lines(settings: Sequence[DrawnSetting], names: dict[str, str]) -> li
     """Returns a line for each setting and metric that is logged.
 
     Args:
-        names: the key of each metric to its name in the legend; "" where the metric is the chart's only one: the legend
-            then names the settings.
+        settings: those that are drawn.
+        names: from the key of each metric to its name in the legend. The name is "" where the chart has a single
+            metric: the legend then names the settings.
     """
     lines = []
     for setting in settings:
@@ -140,11 +146,11 @@ def collect_lines(settings: Sequence[DrawnSetting], names: dict[str, str]) -> li
 
 @dataclass(frozen=True)
 class DeclaredCharts:
-    """The charts of declared metrics that no other figure draws: to see a metric, declare it with a chart.
+    """The charts of metrics that no other figure draws, and whose declarations name a chart.
 
     Args:
-        charts: one for each name of a chart.
-        meanings: of each metric in them, its name, meaning and unit.
+        charts: one for each chart that is named.
+        meanings: a text for each of their metrics, with its name, meaning and unit.
     """
 
     charts: Sequence[Chart]
@@ -152,19 +158,22 @@ class DeclaredCharts:
 
 
 def collect_declared(settings: Sequence[DrawnSetting]) -> DeclaredCharts:
-    """Returns a chart for each name of one that a logged metric is declared with."""
-    columns: set[str] = set()
+    """Returns the charts that the declarations of the logged metrics name.
+
+    A metric is declared with its meaning and its unit and, so that the page draws it, with the title of a chart. Those
+    with one title share a chart.
+    """
+    logged_keys: set[str] = set()
     for setting in settings:
         for run in setting.runs:
-            columns.update(run.log)
+            logged_keys.update(run.log)
     charts = []
     meanings: list[str] = []
-    for index, (title, metrics) in enumerate(_metrics_by_chart(columns).items()):
-        of_chart = []
-        for metric in metrics.values():
-            meaning = f"{metric.name}: {metric.meaning} ({metric.unit})"
-            if meaning not in of_chart:
-                of_chart.append(meaning)
+    for index, (title, metrics) in enumerate(_metrics_by_chart(logged_keys).items()):
+        # A metric that is logged for each bin has several keys and one meaning.
+        of_chart = list(
+            dict.fromkeys(f"{metric.name}: {metric.meaning} ({metric.unit})" for metric in metrics.values())
+        )
         meanings += of_chart
         charts.append(
             Chart(
@@ -178,19 +187,28 @@ def collect_declared(settings: Sequence[DrawnSetting]) -> DeclaredCharts:
     return DeclaredCharts(charts=charts, meanings=list(dict.fromkeys(meanings)))
 
 
-def _metrics_by_chart(columns: set[str]) -> dict[str, dict[str, Metric]]:
-    """Returns the charts that no other figure draws: chart to the columns of all logs, each with its declaration."""
+def _metrics_by_chart(logged_keys: set[str]) -> dict[str, dict[str, Metric]]:
+    """Returns what the charts that no other figure draws show.
+
+    Args:
+        logged_keys: the keys of the metrics in the logs of all runs.
+
+    Returns:
+        From the title of a chart to the keys that it draws, and from such a key to the declaration of its metric.
+    """
     charts: dict[str, dict[str, Metric]] = {}
     for _, metric in every_metric(METHODS):
         pattern = re.compile(rf"(actor/)?{metric.pattern}")
-        of_metric = [column for column in sorted(columns) if pattern.fullmatch(column)]
-        if metric.chart and of_metric and not keys.is_drawn(of_metric[0]):
-            charts.setdefault(metric.chart, {}).update(dict.fromkeys(of_metric, metric))
+        keys_of_metric = [key for key in sorted(logged_keys) if pattern.fullmatch(key)]
+        if not metric.chart or not keys_of_metric or keys.is_drawn(keys_of_metric[0]):
+            continue
+        for key in keys_of_metric:
+            charts.setdefault(metric.chart, {})[key] = metric
     return charts
 
 
 def _names_in_legend(metric_keys: Sequence[str]) -> dict[str, str]:
-    """Returns what a legend calls each metric: the parts of its key that the others lack; nothing for the only one."""
+    """Returns what a legend calls each metric: its key without what all keys begin or end with; "" for the only one."""
     if len(metric_keys) == 1:
         return {metric_keys[0]: ""}
     parts = differing_parts([key.split("/") for key in metric_keys])
@@ -205,8 +223,8 @@ class BoundsByStep:
     """Two bounds on the ratio by step.
 
     Args:
-        low, high: means over a step's updates.
-        low_last, high_last: those of a step's last update; empty if not logged.
+        low, high: the means over a step's updates.
+        low_last, high_last: the bounds of a step's last update; empty if not logged.
     """
 
     low: pandas.Series
@@ -242,7 +260,7 @@ class BinnedBounds:
     @property
     def has_last(self) -> bool:
         """Whether the bounds of the last updates are logged."""
-        return any(len(bin.bounds.low_last) for bin in self.bins)
+        return any(len(of_bin.bounds.low_last) for of_bin in self.bins)
 
 
 @dataclass(frozen=True)
@@ -283,20 +301,27 @@ def collect_bounds(settings: Sequence[DrawnSetting]) -> list[BinnedBounds | Sear
 
 def _binned_bounds(setting: DrawnSetting) -> BinnedBounds:
     """Returns the bounds 1 ± epsilon of a setting that logs an epsilon for each bin."""
-    names = setting.bins("epsilon")
+    epsilon_keys = setting.bins("epsilon")
     bins = []
-    for name in names:
-        bin = int(name.rpartition("_")[2])
-        epsilon = setting.mean(name)
-        epsilon_last = setting.mean(name.replace("/epsilon/", "/epsilon_last/"))
+    for key in epsilon_keys:
+        number = int(key.rpartition("_")[2])
+        epsilon = setting.mean(key)
+        epsilon_last = setting.mean(key.replace("/epsilon/", "/epsilon_last/"))
         bounds = BoundsByStep(
             low=(1 - epsilon).clip(lower=0),
             high=1 + epsilon,
             low_last=(1 - epsilon_last).clip(lower=0),
             high_last=1 + epsilon_last,
         )
-        bins.append(BinBounds(probability_from=bin / len(names), probability_to=(bin + 1) / len(names), bounds=bounds))
-    highest = max(1 + setting.mean(name).max() for name in (*names, *setting.bins("epsilon_last")))
+        # All bins of probability are equally wide.
+        bins.append(
+            BinBounds(
+                probability_from=number / len(epsilon_keys),
+                probability_to=(number + 1) / len(epsilon_keys),
+                bounds=bounds,
+            )
+        )
+    highest = max(1 + setting.mean(key).max() for key in (*epsilon_keys, *setting.bins("epsilon_last")))
     return BinnedBounds(label=setting.label, colour=setting.colour, bins=bins, highest=float(highest))
 
 
@@ -334,10 +359,11 @@ class ClippedShares:
 
     Args:
         label: of the setting.
-        low, high: at each bound.
-        mean: over the steps, of both together.
-        most: the highest, of both together; `most_at` is its step.
-        floor: the larger of its measurements; None if not logged.
+        low, high: the shares that are clipped at the lower bound and at the upper.
+        mean: the mean over the steps of both shares together.
+        most: the highest value of both shares together.
+        most_at: the step that has this value.
+        floor: the larger of its two measurements; None if not logged.
     """
 
     label: str
@@ -367,36 +393,49 @@ def collect_clipped(numbers: Sequence[SettingNumbers]) -> list[ClippedShares]:
 
 
 def find_larger_floor(setting: DrawnSetting) -> FloorByStep | None:
-    """Returns what rounding clips, by the larger of its measurements; None if not logged."""
+    """Returns what rounding clips, by the larger of its two measurements; None if it is not logged.
+
+    The first one is made in each step. The second one is made once after each start: where it is the larger, its mean
+    stands at every step.
+    """
     low = setting.mean(keys.FLOOR_LOW)
     high = setting.mean(keys.FLOOR_HIGH)
     if low.empty or high.empty:
         return None
-    # The second one is made once after each start.
     recut_low = setting.mean(keys.RECUT_LOW)
     recut_high = setting.mean(keys.RECUT_HIGH)
     if len(recut_low) and recut_low.mean() + recut_high.mean() > low.mean() + high.mean():
-        return FloorByStep(low=0 * low + recut_low.mean(), high=0 * high + recut_high.mean())
+        return FloorByStep(
+            low=pandas.Series(recut_low.mean(), index=low.index),
+            high=pandas.Series(recut_high.mean(), index=high.index),
+        )
     return FloorByStep(low=low, high=high)
 
 
-def chart_counts_of_verl(numbers: Sequence[SettingNumbers], first: int) -> list[Chart]:
-    """Returns a chart for each setting of which only verl's own count of clipped tokens is known.
+def chart_counts_of_verl(numbers: Sequence[SettingNumbers], first_file: int) -> list[Chart]:
+    """Returns a chart of verl's own count of clipped tokens for each setting that logs no other one.
+
+    verl counts in each step the share of the tokens that its loss clipped.
 
     Args:
-        first: the number of the first chart's file.
+        numbers: those of all settings.
+        first_file: the number in the name of the first chart's file; the further charts count on from it.
     """
-    known = [setting for setting in numbers if setting.clipped.empty and len(setting.clipped_by_verl)]
-    return [
-        Chart(
-            name=f"fractions_{index}",
-            title=setting.label,
-            description=f"{keys.PG_CLIPPED} of {setting.label} over training steps.",
-            lines=collect_lines([setting.setting], {keys.PG_CLIPPED: ""}),
-            in_percent=True,
+    charts: list[Chart] = []
+    for of_setting in numbers:
+        if len(of_setting.clipped) or of_setting.clipped_by_verl.empty:
+            continue
+        charts.append(
+            Chart(
+                name=f"fractions_{first_file + len(charts)}",
+                title=of_setting.label,
+                description=f"{keys.PG_CLIPPED} of {of_setting.label} over training steps.",
+                # The only metric of its chart has no name, so that the legend names the setting.
+                lines=collect_lines([of_setting.setting], {keys.PG_CLIPPED: ""}),
+                in_percent=True,
+            )
         )
-        for index, setting in enumerate(known, first)
-    ]
+    return charts
 
 
 @dataclass(frozen=True)
@@ -406,8 +445,8 @@ class MassShares:
     Args:
         label: of the setting.
         shares: a row a step, with a column for each region; NaN at steps without any mass.
-        outside: the mean over the steps of what is not in the region M.
-        of_clipped: the highest share in the regions that PPO's clip leaves without a gradient.
+        outside: the mean over the steps of the share outside the bounds, which is all but the region M.
+        of_clipped: the highest share of any step in LN and HP, the regions in which PPO's clip leaves no gradient.
     """
 
     label: str

@@ -13,6 +13,8 @@ from verl_clipx.losses.base.parameters import NODE
 
 # Stands for a value that a setting doesn't have.
 NO_VALUE = "–"
+# The row of the parameters that only some of the methods have.
+METHOD_ROW = "the method’s own"
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,10 @@ class ComparedSetting:
 
     Args:
         label: what the page calls it.
-        name: the label with what sets its only run apart, or with the number of its runs.
-        colour: in every figure.
+        name: the label with the number of its runs or, of a single run, with what `Setting.name_of` adds.
+        colour: its colour in every figure.
         seeds: the number of its independent runs.
-        runs: at least one.
+        runs: all of its runs, at least one.
     """
 
     label: str
@@ -70,7 +72,7 @@ def _compared_run(run: Run) -> ComparedRun:
 
 
 def _name_of(setting: Setting) -> str:
-    """Returns a setting's label with what sets its only run apart, or with the number of its runs."""
+    """Returns a setting's label with the number of its runs or, of a single run, with what `Setting.name_of` adds."""
     if len(setting.runs) == 1:
         return setting.name_of(setting.runs[0])
     return f"{setting.label}, {len(setting.runs)} runs"
@@ -89,43 +91,61 @@ def say_steps(run: Run) -> str:
 
 
 def list_versions(runs: Sequence[Run]) -> list[str]:
-    """Returns each package of the runs with its versions, such as "verl 0.9.0 and 0.9.1"."""
-    versions: dict[str, list[str]] = {}
+    """Returns each package that the runs recorded with its versions, such as "verl 0.9.0 and 0.9.1"."""
+    versions_by_package: dict[str, set[str]] = {}
     for run in runs:
         for package, version in run.versions.items():
-            if version is not None and version not in versions.setdefault(package, []):
-                versions[package].append(version)
-    return [f"{package} {' and '.join(sorted(of_runs))}" for package, of_runs in versions.items() if of_runs]
+            if version is not None:
+                versions_by_package.setdefault(package, set()).add(version)
+    return [f"{package} {' and '.join(sorted(versions))}" for package, versions in versions_by_package.items()]
 
 
 def list_differences(settings: Sequence[Setting]) -> dict[str, list[str]]:
-    """Returns what sets the settings apart: key to the value of each setting, the plugin's keys first.
+    """Returns the keys in which the settings differ, each with the value of every setting, in their order.
 
-    The plugin's keys that some of the settings lack, the parameters of some methods, share a row.
+    The plugin's keys come first. Its keys that a setting lacks are parameters of other methods: these share the last
+    row, METHOD_ROW, in which each setting has the names and values of its own.
     """
-    shared: dict[str, list[str | None]] = {}
-    of_some: dict[str, list[str | None]] = {}
-    for key, values in differing_values([setting.runs[0] for setting in settings]).items():
-        texts = []
-        for value in numbered(values):
-            # The values are in JSON, where a text is in quotes.
-            texts.append(None if value is None else value.strip('"'))
-        if key.startswith(f"{NODE}.") and None in texts:
-            of_some[key.removeprefix(f"{NODE}.")] = texts
+    rows_of_keys: dict[str, list[str]] = {}
+    method_parameters: dict[str, list[str | None]] = {}
+    # All runs of a setting agree in what makes up the setting, so that the first one stands for them.
+    first_runs = [setting.runs[0] for setting in settings]
+    for key, values in differing_values(first_runs).items():
+        texts = [None if value is None else _without_quotes(value) for value in numbered(values)]
+        if _is_of_plugin(key) and None in texts:
+            method_parameters[key.removeprefix(f"{NODE}.")] = texts
         else:
-            shared[key] = texts
-    ordered = sorted(shared, key=lambda key: (not key.startswith(f"{NODE}."), key))
-    rows = {}
-    for key in ordered:
-        rows[key] = [NO_VALUE if text is None else text for text in shared[key]]
-    if of_some:
-        rows["the method’s own"] = [_parameters_of(index, of_some) for index in range(len(settings))]
+            rows_of_keys[key] = [NO_VALUE if text is None else text for text in texts]
+    ordered_keys = sorted(rows_of_keys, key=lambda key: (not _is_of_plugin(key), key))
+    rows = {key: rows_of_keys[key] for key in ordered_keys}
+    if method_parameters:
+        rows[METHOD_ROW] = [_list_parameters(method_parameters, index) for index in range(len(settings))]
     return rows
 
 
-def _parameters_of(index: int, parameters: Mapping[str, Sequence[str | None]]) -> str:
-    """Returns the parameters that the setting with an index has, with its values."""
-    return ", ".join(f"{name} {values[index]}" for name, values in parameters.items() if values[index] is not None)
+def _is_of_plugin(key: str) -> bool:
+    """Returns whether a dotted key is in the plugin's node."""
+    return key.startswith(f"{NODE}.")
+
+
+def _without_quotes(value: str) -> str:
+    """Returns a value that is in JSON without the quotes that a text has there."""
+    return value.strip('"')
+
+
+def _list_parameters(parameters: Mapping[str, Sequence[str | None]], setting_index: int) -> str:
+    """Returns the parameters that a setting has, with its values.
+
+    Args:
+        parameters: from a parameter's name to the value of each setting, None for a setting that lacks it.
+        setting_index: the setting's place among these values.
+    """
+    texts = []
+    for name, values in parameters.items():
+        value = values[setting_index]
+        if value is not None:
+            texts.append(f"{name} {value}")
+    return ", ".join(texts)
 
 
 def tabulate_steps(settings: Sequence[Setting]) -> pandas.DataFrame:
@@ -134,7 +154,7 @@ def tabulate_steps(settings: Sequence[Setting]) -> pandas.DataFrame:
 
 
 def _steps_of(setting: Setting, run: Run) -> pandas.DataFrame:
-    """Returns the metrics of a run that the figures show, a row a step, with what names the run."""
+    """Returns the metrics of a run that the figures show, a row a step, beside its name, setting and seed."""
     columns = [name for name in run.log if name in keys.DRAWN or name.startswith(keys.OWN)]
     table = run.log[columns].rename_axis("step").reset_index()
     table = table.assign(run=run.name, setting=setting.label, seed=run.seed)

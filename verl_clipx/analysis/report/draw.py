@@ -1,4 +1,4 @@
-"""The third step of the page: its figures, from the analysis alone."""
+"""The third step of the page: draws its figures, from the analysis alone."""
 
 from typing import NamedTuple
 
@@ -12,21 +12,23 @@ class Plate(NamedTuple):
     """The figures under one heading.
 
     Args:
-        name: templates/captions.html has the plate's words by it.
-        panels: at least one.
+        name: by it templates/captions.html chooses the heading and the words around the figures.
+        panels: the figures, at least one.
     """
 
     name: str
     panels: list[Panel]
 
 
-def draw(analysis: Analysis) -> list[Plate]:
+def draw_plates(analysis: Analysis) -> list[Plate]:
     """Draws the plates for which the runs have something to show: tokens first, then outcome, then mechanism."""
+    # Of settings whose logs lack the plugin's count of clipped tokens, verl's own takes its place on the same plate.
+    clipped_panels = [*draw_clipped_shares(analysis.clipped), *draw_charts(analysis.clipped_by_verl)]
     plates = [
         Plate("spread", draw_spreads(analysis.spreads)),
         Plate("outcome", draw_charts(analysis.outcomes)),
         Plate("bounds", draw_bounds(analysis.bounds)),
-        Plate("fractions", [*draw_clipped_shares(analysis.clipped), *draw_charts(analysis.clipped_by_verl)]),
+        Plate("fractions", clipped_panels),
         Plate("mass", draw_mass(analysis.mass)),
         Plate("samples", draw_charts(analysis.samples)),
         Plate("declared", draw_charts(analysis.declared.charts)),

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from math import ceil
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy
 import pandas
@@ -37,7 +37,21 @@ from verl_clipx.common.sentences import percent
 
 MOST_BINS = 9
 BINS_A_ROW = 3
-# For the metrics of a panel, in turn.
+# The heights of figures, and of a row of bins with the margins around all rows, in CSS pixels.
+CHART_HEIGHT = 236
+BARS_HEIGHT = 220
+SEARCH_HEIGHT = 220
+SEARCH_WITH_SHARES_HEIGHT = 330
+BIN_ROW_HEIGHT = 132
+BIN_MARGINS = 46
+# A left margin in which the labels of shares have room, in CSS pixels.
+SHARE_MARGIN = 52
+# An axis of bars ends this many times as far from 0 as the longest bar, and has room for a bar that is at least this
+# part as long as the longest one on its other side. Where there are no bars, it is as if one were this long.
+BEYOND_LONGEST = 1.08
+LEAST_ROOM = 0.15
+SHORTEST_BAR = 1e-4
+# The styles of the metrics of a panel, in turn.
 LINE_STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 DASHED = (0, (3, 2))
 # In a figure as narrow as a column, more diamonds would overlap.
@@ -45,6 +59,8 @@ MOST_DIAMONDS = 24
 # A legend of more lines, or of longer ones, would stand on the labels of the axes.
 MOST_NAMES = 8
 NAME_CHARACTERS = 32
+
+Item = TypeVar("Item")
 
 
 # --- Curves ----------------------------------------------------------------------------------------------------------
@@ -60,7 +76,7 @@ def draw_charts(charts: Sequence[Chart]) -> list[Panel]:
 
 def _draw_chart(chart: Chart) -> Figure:
     """Draws a chart's lines on one pair of axes."""
-    drawing, (axes,) = figure(236, left=52, top=12)
+    drawing, (axes,) = figure(CHART_HEIGHT, left=SHARE_MARGIN, top=12)
     for line in chart.lines:
         _draw_line(axes, line)
     if chart.from_zero:
@@ -74,7 +90,7 @@ def _draw_chart(chart: Chart) -> Figure:
 
 
 def _draw_line(axes: Axes, line: ChartLine) -> None:
-    """Draws the mean over the runs, a band from the lowest of them to the highest, and what is known of errors."""
+    """Draws the mean over the runs, a band from the lowest run to the highest, and the errors that are known."""
     by_run = take_windows(line.by_run)
     if by_run.shape[1] > 1:
         axes.fill_between(by_run.index, by_run.min(axis=1), by_run.max(axis=1), color=line.colour, alpha=0.15, lw=0)
@@ -88,7 +104,7 @@ def _draw_line(axes: Axes, line: ChartLine) -> None:
 
 
 def _draw_diamonds(axes: Axes, line: ChartLine) -> None:
-    """Draws the held-out rewards of a run, evenly thinned if there are many; the last one stays."""
+    """Draws the held-out rewards of a run. Of many only some are drawn, evenly spaced, among them the last one."""
     every = max(1, ceil(len(line.held_out) / MOST_DIAMONDS))
     for point in line.held_out[::-every]:
         if point.reward.low is not None:
@@ -99,15 +115,25 @@ def _draw_diamonds(axes: Axes, line: ChartLine) -> None:
 def _name_lines(axes: Axes) -> None:
     """Adds a legend if there are several names: long ones are wrapped, and of many lines only some are named."""
     handles, labels = axes.get_legend_handles_labels()
-    named = dict(zip(labels, handles, strict=True))
-    if len(named) < 2:
+    handle_of_name = dict(zip(labels, handles, strict=True))
+    if len(handle_of_name) < 2:
         return
-    places = numpy.linspace(0, len(named) - 1, min(len(named), MOST_NAMES)).astype(int)
-    names = [list(named)[place] for place in places]
-    legend = axes.legend([named[name] for name in names], [textwrap.fill(name, NAME_CHARACTERS) for name in names])
+    names = choose_evenly(list(handle_of_name), MOST_NAMES)
+    legend = axes.legend(
+        [handle_of_name[name] for name in names],
+        [textwrap.fill(name, NAME_CHARACTERS) for name in names],
+    )
     for text in legend.get_texts():
         # Browsers give a line of text more height than Matplotlib does.
         text.set_linespacing(1.4)
+
+
+def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
+    """Returns at most so many items, evenly spaced, among them the first and the last."""
+    if len(items) <= most:
+        return list(items)
+    places = numpy.linspace(0, len(items) - 1, most).astype(int)
+    return [items[place] for place in places]
 
 
 # --- Bounds ----------------------------------------------------------------------------------------------------------
@@ -127,22 +153,25 @@ def draw_bounds(settings: Sequence[BinnedBounds | SearchedBounds]) -> list[Panel
 
 
 def _draw_bins(setting: BinnedBounds) -> Figure:
-    """Draws the bounds of each probability bin on axes of their own; of many bins some, evenly chosen."""
-    places = numpy.linspace(0, len(setting.bins) - 1, min(len(setting.bins), MOST_BINS)).astype(int)
-    shown = [setting.bins[place] for place in sorted(set(places))]
+    """Draws the bounds of each probability bin on axes of their own; of many bins some, evenly spaced."""
+    shown = choose_evenly(setting.bins, MOST_BINS)
     rows = ceil(len(shown) / BINS_A_ROW)
-    drawing, panels = figure(46 + 132 * rows, rows=rows, columns=BINS_A_ROW, left=30, sharex=True, sharey=True)
-    for axes, bin in zip(panels, shown, strict=False):
-        _draw_band(axes, bin.bounds, setting.colour)
-        title = f"{bin.probability_from:.2g}–{bin.probability_to:.2g}"
-        if bin.probability_from == 0:
-            # The first one says what the others are too.
+    drawing, all_axes = figure(
+        BIN_MARGINS + BIN_ROW_HEIGHT * rows, rows=rows, columns=BINS_A_ROW, left=30, sharex=True, sharey=True
+    )
+    used_axes = all_axes[: len(shown)]
+    for axes, bounds_of_bin in zip(used_axes, shown, strict=True):
+        _draw_band(axes, bounds_of_bin.bounds, setting.colour)
+        title = f"{bounds_of_bin.probability_from:.2g}–{bounds_of_bin.probability_to:.2g}"
+        if bounds_of_bin.probability_from == 0:
+            # The first title says of what the others are ranges too.
             title = f"p  {title}"
         axes.set_title(title, pad=4)
-        axes.set_ylim(0, max(2.0, 1.08 * setting.highest))
-    for axes in panels[len(shown) :]:
+        axes.set_ylim(0, max(2.0, BEYOND_LONGEST * setting.highest))
+    for axes in all_axes[len(shown) :]:
         axes.axis("off")
-    for axes in panels[max(0, len(shown) - BINS_A_ROW) : len(shown)]:
+    # The lowest axes of each column name the steps.
+    for axes in used_axes[-BINS_A_ROW:]:
         axes.tick_params(labelbottom=True)
         step_axis(axes, ticks=2)
     return drawing
@@ -152,26 +181,28 @@ def _draw_search(setting: SearchedBounds) -> Figure:
     """Draws the bounds and, below them, the share that the search aims at, if it is logged."""
     has_shares = len(setting.share_before) > 0
     if has_shares:
-        drawing, panels = figure(330, rows=2, sharex=True)
+        drawing, all_axes = figure(SEARCH_WITH_SHARES_HEIGHT, rows=2, sharex=True)
     else:
-        drawing, panels = figure(220, sharex=True)
-    _draw_band(panels[0], setting.bounds, setting.colour)
-    panels[0].set_title("bounds on the ratio")
+        drawing, all_axes = figure(SEARCH_HEIGHT, sharex=True)
+    _draw_band(all_axes[0], setting.bounds, setting.colour)
+    all_axes[0].set_title("bounds on the ratio")
     if has_shares:
-        axes = panels[1]
-        curve(axes, setting.share_before, setting.colour, lw=1, ls=DASHED)
-        curve(axes, setting.share_after, setting.colour)
-        axes.axhline(setting.target, color=INK, lw=0.7)
-        axes.set_title("positive share: before (dashed), after, target")
-        axes.set_ylim(0, 1)
-    step_axis(panels[-1])
+        axes_of_shares = all_axes[1]
+        curve(axes_of_shares, setting.share_before, setting.colour, lw=1, ls=DASHED)
+        curve(axes_of_shares, setting.share_after, setting.colour)
+        axes_of_shares.axhline(setting.target, color=INK, lw=0.7)
+        axes_of_shares.set_title("positive share: before (dashed), after, target")
+        axes_of_shares.set_ylim(0, 1)
+    step_axis(all_axes[-1])
     return drawing
 
 
 def _draw_band(axes: Axes, bounds: BoundsByStep, colour: str) -> None:
-    """Draws the band between two bounds, dashed those of a step's last update, and GRPO's."""
-    lines = [curve(axes, bound, colour) for bound in bounds.low.align(bounds.high, join="inner")]
-    axes.fill_between(lines[0].index, *lines, color=colour, alpha=0.14, lw=0)
+    """Draws the band between two bounds, the bounds of a step's last update, dashed, and GRPO's bounds."""
+    low, high = bounds.low.align(bounds.high, join="inner")
+    low_line = curve(axes, low, colour)
+    high_line = curve(axes, high, colour)
+    axes.fill_between(low_line.index, low_line, high_line, color=colour, alpha=0.14, lw=0)
     for bound in (GRPO_LOW, GRPO_HIGH):
         axes.axhline(bound, color=GRPO, lw=1)
     for bound in (take_windows(bounds.low_last), take_windows(bounds.high_last)):
@@ -182,12 +213,12 @@ def _draw_band(axes: Axes, bounds: BoundsByStep, colour: str) -> None:
 
 
 class Layer(NamedTuple):
-    """Bars over steps.
+    """A bar at each step, all in one colour.
 
     Args:
-        start, end: between which each bar stands; below 0 it points down.
-        colour: of its face.
-        hatch: of its face; None for a filled bar.
+        start, end: where each bar begins and ends, by step; a bar that ends below 0 points down.
+        colour: the colour of their faces.
+        hatch: the hatch of their faces; None for filled bars.
     """
 
     start: pandas.Series
@@ -197,14 +228,14 @@ class Layer(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """A panel of bars.
+    """What a figure of bars shows of a setting.
 
     Args:
-        label: of its setting.
-        description: for those who can't see it.
-        title: within the panel.
-        layers: the bars.
-        floor: drawn as a grey band over them.
+        label: the setting's label.
+        description: a text for those who can't see the figure.
+        title: what stands above the bars, within the figure.
+        layers: the bars, the later ones on top.
+        floor: what rounding clips, drawn as a grey band over the bars; None for no band.
     """
 
     label: str
@@ -232,8 +263,8 @@ def _bars_of_clipped(shares: ClippedShares) -> Bars:
         description=description,
         title=title,
         layers=[
-            Layer(start=0 * shares.high, end=shares.high, colour=CLIPPED_HIGH),
-            Layer(start=0 * shares.low, end=-shares.low, colour=CLIPPED_LOW),
+            Layer(start=_zeros(shares.high), end=shares.high, colour=CLIPPED_HIGH),
+            Layer(start=_zeros(shares.low), end=-shares.low, colour=CLIPPED_LOW),
         ],
         floor=shares.floor,
     )
@@ -247,7 +278,9 @@ def draw_mass(settings: Sequence[MassShares]) -> list[Panel]:
 def _bars_of_mass(mass: MassShares) -> Bars:
     """Returns the bars of a setting's gradient mass: up above the upper bound, down below the lower one.
 
-    The hatched bars are the mass that PPO's clip keeps there, the filled ones the mass that it would take.
+    The regions are named by the sign of the advantage and by the side. High above the upper bound, HN has A < 0 and HP
+    has A > 0. Low below the lower one, LP has A > 0 and LN has A < 0. PPO's clip keeps the mass of HN and LP, in bars
+    that are hatched. It takes that of HP and LN, in filled bars, which stand on the others.
     """
     shares = mass.shares
     return Bars(
@@ -255,61 +288,77 @@ def _bars_of_mass(mass: MassShares) -> Bars:
         description=f"Bars of the share of {mass.label}’s gradient mass outside its bounds, by region and step.",
         title=f"outside the bounds: {percent(mass.outside)} of the mass",
         layers=[
-            Layer(start=0 * shares.HN, end=shares.HN, colour="white", hatch="////"),
+            Layer(start=_zeros(shares.HN), end=shares.HN, colour="white", hatch="////"),
             Layer(start=shares.HN, end=shares.HN + shares.HP, colour=CLIPPED_HIGH),
-            Layer(start=0 * shares.LP, end=-shares.LP, colour="white", hatch="////"),
+            Layer(start=_zeros(shares.LP), end=-shares.LP, colour="white", hatch="////"),
             Layer(start=-shares.LP, end=-shares.LP - shares.LN, colour=CLIPPED_LOW),
         ],
     )
 
 
-def _draw_bar_panels(name: str, panels: Sequence[Bars]) -> list[Panel]:
-    """Draws bars for each setting; all have the same axis of shares."""
-    ends: list[pandas.Series] = []
-    for panel in panels:
-        for layer in panel.layers:
-            ends += [take_windows(layer.end, LOW), take_windows(layer.end, HIGH)]
-        if panel.floor is not None:
-            ends += [take_windows(-panel.floor.low), take_windows(panel.floor.high)]
-    highest = max([0.0, *(end.max() for end in ends)])
-    lowest = max([0.0, *((-end).max() for end in ends)])
-    # Room for a bar of nothing, so that an axis is never empty.
-    room = 0.15 * 1.08 * max(lowest, highest, 1e-4)
-    limits = (-max(1.08 * lowest, room), max(1.08 * highest, room))
+def _zeros(values: pandas.Series) -> pandas.Series:
+    """Returns 0 at each step of a metric; NaN where it has no value, so that no bar begins there."""
+    return 0 * values
+
+
+def _draw_bar_panels(name: str, bars_of_settings: Sequence[Bars]) -> list[Panel]:
+    """Draws a figure of bars for each setting.
+
+    Args:
+        name: what the names of their files begin with.
+        bars_of_settings: what each figure shows.
+    """
+    limits = _find_limits(bars_of_settings)
     return [
         Panel(
             name=f"{name}_{index}",
-            title=panel.label,
-            description=panel.description,
-            drawing=_draw_bars(panel, limits),
+            title=bars.label,
+            description=bars.description,
+            drawing=_draw_bars(bars, limits),
         )
-        for index, panel in enumerate(panels)
+        for index, bars in enumerate(bars_of_settings)
     ]
 
 
-def _draw_bars(panel: Bars, limits: tuple[float, float]) -> Figure:
-    """Draws a panel of bars; `limits` are the ends of its axis of shares."""
-    drawing, (axes,) = figure(220, left=52)
-    for layer in panel.layers:
+def _find_limits(bars_of_settings: Sequence[Bars]) -> tuple[float, float]:
+    """Returns the ends of the axis of shares, below 0 and above, which all figures have in common."""
+    ends: list[pandas.Series] = []
+    for bars in bars_of_settings:
+        for layer in bars.layers:
+            ends += [take_windows(layer.end, LOW), take_windows(layer.end, HIGH)]
+        if bars.floor is not None:
+            ends += [take_windows(-bars.floor.low), take_windows(bars.floor.high)]
+    longest_up = max([0.0, *(end.max() for end in ends)])
+    longest_down = max([0.0, *((-end).max() for end in ends)])
+    room = LEAST_ROOM * BEYOND_LONGEST * max(longest_down, longest_up, SHORTEST_BAR)
+    return -max(BEYOND_LONGEST * longest_down, room), max(BEYOND_LONGEST * longest_up, room)
+
+
+def _draw_bars(bars: Bars, limits: tuple[float, float]) -> Figure:
+    """Draws the bars of a setting; `limits` are the ends of the axis of shares."""
+    drawing, (axes,) = figure(BARS_HEIGHT, left=SHARE_MARGIN)
+    for layer in bars.layers:
         _draw_layer(axes, layer)
-    if panel.floor is not None:
-        low = take_windows(-panel.floor.low)
-        high = take_windows(panel.floor.high)
-        # Over the bars, so that it shows how much of each is within it.
+    if bars.floor is not None:
+        # The band spans what rounding clips at either bound; what is clipped at the lower one points down.
+        low = take_windows(-bars.floor.low)
+        high = take_windows(bars.floor.high)
+        # It is drawn over the bars, so that it shows how much of each is within it.
         axes.fill_between(low.index, low, high, step="mid", color=HAIR, alpha=0.55, lw=0)
     axes.set_ylim(*limits)
     axes.axhline(0, color=HAIR, lw=0.7)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_formatter(_percent_of_tick)
     step_axis(axes)
-    axes.set_title(panel.title, fontweight="normal")
+    axes.set_title(bars.title, fontweight="normal")
     return drawing
 
 
 def _draw_layer(axes: Axes, layer: Layer) -> None:
-    """Draws a bar for each step or, above MOST_MARKS steps, one area whose outline steps.
+    """Draws a layer of bars.
 
-    Above MOST_STEPS steps it shows the median of each window, and a line over a filled area spans its middle 80 %.
+    A log of up to MOST_MARKS steps has a bar for each. A longer one has one area, whose outline steps. Above MOST_STEPS
+    steps the area shows the median of each window of steps, and over it a line spans the window's middle 80 %.
     """
     start = take_windows(layer.start).dropna()
     end = take_windows(layer.end).dropna()
@@ -332,14 +381,22 @@ def _draw_layer(axes: Axes, layer: Layer) -> None:
 
 
 def _percent_of_tick(share: float, _: int) -> str:
-    """Returns a tick's share in per cent without its sign, since bars point down for what is below a bound."""
+    """Returns a tick's share in per cent, without its sign: bars that point down are shares too.
+
+    The second argument is the tick's place, which matplotlib passes.
+    """
     if share == 0:
         return "0"
     return f"{abs(100 * share):.3g}\u202f%"
 
 
 def step_axis(axes: Axes, *, ticks: int = 4) -> None:
-    """Puts whole training steps on the horizontal axis, and names it if it has room for more than two ticks."""
+    """Puts whole training steps on the horizontal axis, and names it unless it has too little room.
+
+    Args:
+        axes: the axes.
+        ticks: about how many ticks it gets. An axis of one or two is too short for a name.
+    """
     axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True))
     if ticks > 2:
         axes.set_xlabel("training step")

@@ -10,7 +10,7 @@ import pandas
 from pandas.api.types import is_numeric_dtype
 
 from verl_clipx.analysis.report.analysis import Analysis, analyse
-from verl_clipx.analysis.report.draw import Plate, draw
+from verl_clipx.analysis.report.draw import Plate, draw_plates
 from verl_clipx.analysis.report.drawing import FORMATS, save, style
 from verl_clipx.analysis.report.reading import read_runs
 from verl_clipx.analysis.report.render import render
@@ -55,7 +55,7 @@ def write_report(
     runs = read_runs(paths, baseline)
     analysis = analyse(runs, title)
     with style():
-        plates = draw(analysis)
+        plates = draw_plates(analysis)
         drawings = save_figures(plates, out / FIGURES)
     page = render(analysis, plates, drawings, reload_every=reload_every)
     write_csv(out / METRICS, analysis.steps)

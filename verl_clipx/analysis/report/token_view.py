@@ -1,6 +1,6 @@
 """The tokens that a report shows one by one, as data for its page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -8,27 +8,28 @@ import pandas
 
 from verl_clipx.analysis.runs.traced import EVENTS, HIGH, KEPT, LOW, OUT, TracedUpdate, has_bounds_on_ratio
 
-MOST_COMPLETIONS = 64
+# The page shows this many responses in all, and of each this many tokens.
+MOST_RESPONSES = 64
 MOST_TOKENS = 512
 OWN_RULE = "own rule"
 GRPO_RULE = "GRPO"
-# The rules that judge every traced token, as the page calls them, and the columns of what each does.
-JUDGED = {OWN_RULE: "event", GRPO_RULE: "under_grpo"}
+# From each rule that the page can show a token under to the column with what happens to the token under that rule.
+EVENT_COLUMNS = {OWN_RULE: "event", GRPO_RULE: "under_grpo"}
+# The columns that name a response.
 RESPONSE = ["prompt", "sample"]
-# The numbers of a token that the page shows.
-SHOWN = ("ratio", "advantage", "old_log_prob", "log_prob", "low", "high", "weight")
-# Of which so many digits are kept.
+# The numbers of a token that the page shows, and how many significant digits it keeps of them.
+SHOWN_NUMBERS = ("ratio", "advantage", "old_log_prob", "log_prob", "low", "high", "weight")
 DIGITS = 4
 _VISIBLE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
 
 
-class Completion(NamedTuple):
-    """A completion.
+class ShownResponse(NamedTuple):
+    """A response as the page shows it.
 
     Args:
         score: its reward; None where the trace lacks it.
-        advantage: of its first token.
-        tokens: text and HTML classes of each token; the classes name its events under the run's own rule and GRPO's.
+        advantage: the advantage of its first token.
+        tokens: for each shown token its text and its HTML classes, which name what happens to it under each rule.
         left_out: how many tokens at its end are not shown.
     """
 
@@ -42,16 +43,16 @@ class Section(NamedTuple):
     """The shown tokens of one setting's update.
 
     Args:
-        name: of the run that traced them.
-        colour: of its setting.
-        step, update: which update; the first of a step is 0.
-        total: how many tokens the update has.
-        groups: the shown completions of each prompt, in the order of the page; a prompt's hash where its text is
-            unknown.
-        responses: how many the update has.
-        clipped: how many of the update's tokens the run's own rule and GRPO's clip.
-        taken_out: how many were taken out before any clip.
-        numbers: for the page's script: field to the values of the shown tokens, in the order of the page.
+        name: the name of the run that traced them.
+        colour: the setting's colour.
+        step, update: the training step, and the number of the update in it, from 0.
+        total: how many tokens the update has, shown or not.
+        groups: the text of each shown prompt, or its hash where the text is unknown, with its shown responses, in the
+            order of the page.
+        responses: how many responses the update has, shown or not.
+        clipped: from each rule to how many of the update's tokens it clips.
+        taken_out: how many of the update's tokens were taken out before any clip.
+        numbers: what the page's script reads, from a field to its values for the shown tokens, in the page's order.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Section(NamedTuple):
     step: int
     update: int
     total: int
-    groups: list[tuple[str, list[Completion]]]
+    groups: list[tuple[str, list[ShownResponse]]]
     responses: int
     clipped: dict[str, int]
     taken_out: int
@@ -67,7 +68,7 @@ class Section(NamedTuple):
 
 
 def visible(text: str) -> str:
-    """Returns a token's text with visible signs for its white space."""
+    """Returns a token's text with a sign for each line end and tab, and for blanks where it has nothing else."""
     with_signs = text.translate(_VISIBLE)
     if text.strip():
         return with_signs
@@ -75,55 +76,78 @@ def visible(text: str) -> str:
 
 
 def choose_sections(updates: Sequence[TracedUpdate]) -> list[Section]:
-    """Chooses up to MOST_COMPLETIONS completions in all, the same number for each setting, prompt by prompt.
+    """Chooses the tokens that the page shows: the same number of responses for each setting, MOST_RESPONSES in all.
 
-    The settings show the same prompts as far as they have them: first those where GRPO's rule clips tokens in every
-    setting, then by the tokens that any rule clips in any of them, then by those that have an advantage.
+    The settings show the same prompts as far as they have them. First come the prompts in which GRPO's rule clips most
+    tokens, by the setting in which it clips fewest; then those in which either rule clips most tokens, over all
+    settings; then those with most tokens that have an advantage.
+
+    Args:
+        updates: the traced update of each setting.
     """
     if not updates:
         return []
-    counts = [_count_by_response(update.tokens) for update in updates]
-    prompts = pandas.concat(counts).groupby("prompt").sum()
-    clipped_by_grpo = [of_update.grpo.groupby("prompt").sum() for of_update in counts]
-    prompts["grpo"] = pandas.concat(clipped_by_grpo, axis=1).fillna(0).min(axis=1)
-    order = list(prompts.sort_values(["grpo", "any", "learning"], ascending=False).index)
-    most = MOST_COMPLETIONS // len(updates)
-    return [_section_of(update, of_update, order, most) for update, of_update in zip(updates, counts, strict=True)]
+    counts_of_updates = [_count_by_response(update.tokens) for update in updates]
+    by_prompt = pandas.concat(counts_of_updates).groupby("prompt").sum()
+    grpo_by_setting = [counts.grpo.groupby("prompt").sum() for counts in counts_of_updates]
+    by_prompt["grpo"] = pandas.concat(grpo_by_setting, axis=1).fillna(0).min(axis=1)
+    by_prompt = by_prompt.sort_values(["grpo", "any", "learning"], ascending=False)
+    place_of_prompt = {prompt: place for place, prompt in enumerate(by_prompt.index)}
+    most = MOST_RESPONSES // len(updates)
+    return [
+        _make_section(update, counts, place_of_prompt, most)
+        for update, counts in zip(updates, counts_of_updates, strict=True)
+    ]
 
 
 def _count_by_response(tokens: pandas.DataFrame) -> pandas.DataFrame:
-    """Counts a response's tokens that GRPO's rule and any rule clips, and those that have an advantage."""
-    clipped = tokens[[*JUDGED.values()]].isin([LOW, HIGH])
-    counted = pandas.DataFrame(
-        {"grpo": clipped[JUDGED[GRPO_RULE]], "any": clipped.any(axis=1), "learning": tokens.advantage != 0}
-    )
-    return counted.groupby([tokens.prompt, tokens["sample"]]).sum()
-
-
-def _section_of(update: TracedUpdate, counts: pandas.DataFrame, prompts: list[str], most: int) -> Section:
-    """Chooses the completions of an update that the page shows.
+    """Counts the tokens of each response.
 
     Args:
-        update: the setting's.
-        counts: from `_count_by_response`.
-        prompts: all prompts, those that are shown first at the beginning.
-        most: how many completions are shown at most.
+        tokens: those of an update.
+
+    Returns:
+        A row for each prompt and sample: how many tokens GRPO's rule clips (`grpo`), how many either rule clips
+        (`any`), and how many have an advantage (`learning`).
     """
-    # The page shows the first response by itself, under GRPO's rule.
-    shown = counts.reset_index().assign(place=lambda rows: rows.prompt.map(prompts.index))
-    shown = shown.sort_values(["place", "grpo", "any"], ascending=[True, False, False]).head(most)
+    clipped = tokens[[*EVENT_COLUMNS.values()]].isin([LOW, HIGH])
+    marks = pandas.DataFrame(
+        {
+            "grpo": clipped[EVENT_COLUMNS[GRPO_RULE]],
+            "any": clipped.any(axis=1),
+            "learning": tokens.advantage != 0,
+        }
+    )
+    return marks.groupby([tokens.prompt, tokens["sample"]]).sum()
+
+
+def _make_section(
+    update: TracedUpdate, counts: pandas.DataFrame, place_of_prompt: Mapping[str, int], most: int
+) -> Section:
+    """Returns the responses of an update that the page shows, with the numbers of their tokens.
+
+    Args:
+        update: the setting's traced update.
+        counts: those of the update, from `_count_by_response`.
+        place_of_prompt: from each prompt to its place in the order in which they are shown.
+        most: how many responses are shown at most.
+    """
     ordered = update.tokens.sort_values([*RESPONSE, "position"], kind="stable")
-    tokens_of_response = dict(iter(ordered.groupby(RESPONSE)))
-    groups = []
-    shown_tokens = []
-    for prompt, rows in shown.groupby("prompt", sort=False):
-        responses = [tokens_of_response[prompt, sample] for sample in rows["sample"]]
+    tokens_of_response = {response: rows for response, rows in ordered.groupby(RESPONSE)}
+    groups: list[tuple[str, list[ShownResponse]]] = []
+    shown_tokens: list[pandas.DataFrame] = []
+    for prompt, chosen in _choose_responses(counts, place_of_prompt, most).groupby("prompt", sort=False):
+        responses = [tokens_of_response[prompt, sample] for sample in chosen["sample"]]
         prompt_text = str(responses[0].prompt_text.iloc[0] or prompt)
-        groups.append((prompt_text, [_completion_of(response) for response in responses]))
+        groups.append((prompt_text, [_show_response(response) for response in responses]))
         shown_tokens += [response.iloc[:MOST_TOKENS] for response in responses]
-    together = pandas.concat(shown_tokens)
+    all_shown = pandas.concat(shown_tokens)
     if has_bounds_on_ratio(update.tokens):
-        together["low"] = together.low.clip(lower=0)
+        # A ratio is never negative: a bound below 0 is no bound.
+        all_shown["low"] = all_shown.low.clip(lower=0)
+    clipped: dict[str, int] = {}
+    for rule, column in EVENT_COLUMNS.items():
+        clipped[rule] = int(update.tokens[column].isin([LOW, HIGH]).sum())
     return Section(
         name=update.setting.name_of(update.run),
         colour=update.setting.colour,
@@ -132,44 +156,59 @@ def _section_of(update: TracedUpdate, counts: pandas.DataFrame, prompts: list[st
         total=len(update.tokens),
         groups=groups,
         responses=len(counts),
-        clipped={rule: int(update.tokens[column].isin([LOW, HIGH]).sum()) for rule, column in JUDGED.items()},
+        clipped=clipped,
         taken_out=int((update.tokens.event == OUT).sum()),
-        numbers=_numbers_of(together),
+        numbers=_list_numbers(all_shown),
     )
 
 
-def _completion_of(response: pandas.DataFrame) -> Completion:
-    """Returns a response as the page shows it, cut after MOST_TOKENS tokens."""
-    rows = response.iloc[:MOST_TOKENS]
+def _choose_responses(counts: pandas.DataFrame, place_of_prompt: Mapping[str, int], most: int) -> pandas.DataFrame:
+    """Returns the rows of the responses that are shown, in the order of the page.
+
+    The prompts come in their order. Of one prompt the responses in which GRPO's rule clips most come first: the page
+    shows the first response by itself, under GRPO's rule. Arguments are those of `_make_section`.
+    """
+    rows = counts.reset_index()
+    rows["place"] = rows.prompt.map(place_of_prompt)
+    rows = rows.sort_values(["place", "grpo", "any"], ascending=[True, False, False])
+    return rows.head(most)
+
+
+def _show_response(response: pandas.DataFrame) -> ShownResponse:
+    """Returns a response as the page shows it, cut after MOST_TOKENS tokens; `response` has a row for each token."""
+    shown = response.iloc[:MOST_TOKENS]
     first = response.iloc[0]
-    texts = [visible(text) for text in rows.text]
-    classes = [_classes(own, grpo) for own, grpo in zip(rows.event, rows.under_grpo, strict=True)]
-    return Completion(
+    tokens: list[tuple[str, str]] = []
+    for text, own_event, grpo_event in zip(shown.text, shown.event, shown.under_grpo, strict=True):
+        tokens.append((visible(text), _classes(own_event, grpo_event)))
+    return ShownResponse(
         score=None if pandas.isna(first.score) else float(first.score),
         advantage=float(first.advantage),
-        tokens=list(zip(texts, classes, strict=True)),
-        left_out=len(response) - len(rows),
+        tokens=tokens,
+        left_out=len(response) - len(shown),
     )
 
 
-def _classes(own: str, grpo: str) -> str:
+def _classes(own_event: str, grpo_event: str) -> str:
     """Returns the HTML classes of a token: its event under each rule; none where both keep it within the bounds."""
-    return "" if {own, grpo} == {KEPT} else f"{own} g-{grpo}"
+    if own_event == grpo_event == KEPT:
+        return ""
+    return f"{own_event} g-{grpo_event}"
 
 
-def _numbers_of(tokens: pandas.DataFrame) -> dict[str, list[Any]]:
-    """Returns what the page's script reads: numbers, regions, and events by their place in EVENTS."""
-    numbers: dict[str, list[Any]] = {}
-    for name in SHOWN:
-        numbers[name] = [_rounded(value) for value in tokens[name]]
-    numbers["region"] = list(tokens.region)
-    for name in JUDGED.values():
-        numbers[name] = [EVENTS.index(event) for event in tokens[name]]
-    return numbers
+def _list_numbers(tokens: pandas.DataFrame) -> dict[str, list[Any]]:
+    """Returns what the page's script reads of the tokens: numbers, regions, and events by their place in EVENTS."""
+    values_of_field: dict[str, list[Any]] = {}
+    for name in SHOWN_NUMBERS:
+        values_of_field[name] = [_rounded(value) for value in tokens[name]]
+    values_of_field["region"] = list(tokens.region)
+    for column in EVENT_COLUMNS.values():
+        values_of_field[column] = [EVENTS.index(event) for event in tokens[column]]
+    return values_of_field
 
 
 def _rounded(value: float) -> float | None:
-    """Returns a number with few digits; None if it is not finite."""
+    """Returns a number with DIGITS significant digits; None if it is not finite."""
     if not isfinite(value):
         return None
     return float(f"{float(value):.{DIGITS}g}")

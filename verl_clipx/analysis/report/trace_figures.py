@@ -1,6 +1,7 @@
-"""The figure of traced tokens: dots rather than densities."""
+"""The figure of traced tokens: a mark for each, since few are clipped and a density would hide these."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy
 import pandas
@@ -12,28 +13,51 @@ from verl_clipx.analysis.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, 
 from verl_clipx.analysis.report.tokens import BINS, TokenSpread
 from verl_clipx.analysis.runs.traced import ABOVE, BELOW, GRPO_HIGH, GRPO_LOW, HIGH, KEPT, LOW, NONE, OUT
 
-# In CSS pixels: from one line of counts above a panel to the next, of a bin's row, and of half a box of bounds.
+# Heights in CSS pixels: from one line of counts above the axes to the next, of a bin's row, of half a box of bounds,
+# and how far from the middle of its row a token's mark may stand.
 COUNT_LINE = 14
 ROW = 58
 HALF_BOX = 24
+SCATTER = 21
 # The axis of ratios ends between these.
 SHORTEST_AXIS = 1.5
 LONGEST_AXIS = 3.0
 
-# Of each event: the marker, its size, face and edge.
+
+class Mark(NamedTuple):
+    """How a token is drawn.
+
+    Args:
+        shape: the marker, as matplotlib names it.
+        size: its area in square CSS pixels.
+        face: the colour of its face.
+        edge: the colour of its edge.
+        alpha: how opaque it is, from 0 to 1.
+    """
+
+    shape: str
+    size: int
+    face: str
+    edge: str
+    alpha: float = 1.0
+
+
+# From each event to the mark of its tokens. The later ones lie on top: they are fewer, and what the figure is about.
 MARKS = {
-    NONE: ("o", 10, "white", "#a8a8a8"),
-    KEPT: ("o", 11, INK, "none"),
-    ABOVE: ("o", 20, "white", INK),
-    BELOW: ("o", 20, "white", INK),
-    LOW: ("v", 38, CLIPPED_LOW, "white"),
-    HIGH: ("^", 38, CLIPPED_HIGH, "white"),
-    OUT: ("X", 28, "white", SOFT),
+    NONE: Mark("o", size=10, face="white", edge="#a8a8a8"),
+    KEPT: Mark("o", size=11, face=INK, edge="none", alpha=0.5),
+    ABOVE: Mark("o", size=20, face="white", edge=INK),
+    BELOW: Mark("o", size=20, face="white", edge=INK),
+    LOW: Mark("v", size=38, face=CLIPPED_LOW, edge="white"),
+    HIGH: Mark("^", size=38, face=CLIPPED_HIGH, edge="white"),
+    OUT: Mark("X", size=28, face="white", edge=SOFT),
 }
+# In matplotlib's order of drawing, the first of them is above bounds and grid.
+LOWEST_MARK = 3
 
 
 def draw_spreads(spreads: Sequence[TokenSpread]) -> list[Panel]:
-    """Draws the ratio by probability bin, with each setting's bounds and clipped tokens, on equal axes."""
+    """Draws a figure for each setting: its tokens' ratios by probability bin, with the bounds. All have equal axes."""
     reach = max((spread.reach for spread in spreads), default=0.0)
     right = min(max(SHORTEST_AXIS, 1.05 * reach), LONGEST_AXIS)
     return [
@@ -48,6 +72,7 @@ def draw_spreads(spreads: Sequence[TokenSpread]) -> list[Panel]:
 
 
 def _describe(spread: TokenSpread) -> str:
+    """Describes a figure for those who can't see it."""
     return (
         f"Ratios of {spread.label} by probability, and median bounds: {spread.clipped_high} tokens clipped high, "
         f"{spread.clipped_low} low, {spread.outside} outside the bounds with a gradient."
@@ -58,21 +83,20 @@ def _draw_spread(spread: TokenSpread, right: float) -> Figure:
     """Draws a mark for each token at its ratio, in the row of its probability bin; `right` ends the axis of ratios."""
     top = 3 * COUNT_LINE + 12
     drawing, (axes,) = figure(top + BINS * ROW + 58, left=66, top=top)
-    middles = [bin * ROW + ROW / 2 for bin in range(BINS)]
+    middle_of_bin = [number * ROW + ROW / 2 for number in range(BINS)]
     if spread.bounds is not None:
-        for bin, bounds in spread.bounds.iterrows():
-            _draw_box(axes, middles[bin], max(0.0, bounds.low), min(bounds.high, right), spread.colour)
-    places = pandas.Series(0.0, index=spread.drawn.index)
-    for bin, middle in enumerate(middles):
-        in_bin = spread.drawn.bin == bin
-        # Fixed scattering across the line keeps most marks apart.
-        places[in_bin] = middle + 21 * numpy.sin(12.9898 * numpy.arange(in_bin.sum()))
-    _draw_marks(axes, spread.drawn.ratio.clip(upper=right), places, spread.drawn.event)
+        for number, bounds in spread.bounds.iterrows():
+            _draw_box(axes, middle_of_bin[number], max(0.0, bounds.low), min(bounds.high, right), spread.colour)
+    heights = pandas.Series(0.0, index=spread.drawn.index)
+    for number, middle in enumerate(middle_of_bin):
+        in_bin = spread.drawn.bin == number
+        heights[in_bin] = middle + _scatter(int(in_bin.sum()))
+    _draw_marks(axes, spread.drawn.ratio.clip(upper=right), heights, spread.drawn.event)
     for bound in (GRPO_LOW, GRPO_HIGH):
         axes.axvline(bound, color=GRPO, lw=1)
     axes.set_ylim(BINS * ROW, 0)
     axes.set_xlim(0, right)
-    axes.set_yticks(middles, [f"{bin / BINS:g}–{(bin + 1) / BINS:g}" for bin in range(BINS)])
+    axes.set_yticks(middle_of_bin, [f"{number / BINS:g}–{(number + 1) / BINS:g}" for number in range(BINS)])
     axes.tick_params(axis="y", length=0)
     axes.set_ylabel("probability p when sampled", labelpad=2)
     axes.set_xlabel("ratio r = probability now / when sampled")
@@ -80,33 +104,41 @@ def _draw_spread(spread: TokenSpread, right: float) -> Figure:
     return drawing
 
 
+def _scatter(count: int) -> numpy.ndarray:
+    """Returns how far above or below the middle of their row so many marks stand.
+
+    They look scattered, which keeps most of them apart, and are the same in each figure of the same tokens.
+    """
+    return SCATTER * numpy.sin(12.9898 * numpy.arange(count))
+
+
 def _draw_box(axes: Axes, middle: float, low: float, high: float, colour: str) -> None:
-    """Draws the bounds of a bin, on the row around its middle."""
+    """Draws the bounds of a bin as a box in its row, whose middle is at a height on the axes."""
     axes.fill_between([low, high], middle - HALF_BOX, middle + HALF_BOX, color=colour, alpha=0.12, lw=0)
     axes.vlines([low, high], middle - HALF_BOX, middle + HALF_BOX, color=colour, lw=1.5)
 
 
-def _draw_marks(axes: Axes, ratios: pandas.Series, places: pandas.Series, events: pandas.Series) -> None:
-    """Draws the tokens' marks, those of an event above those of the events before it in MARKS.
+def _draw_marks(axes: Axes, ratios: pandas.Series, heights: pandas.Series, events: pandas.Series) -> None:
+    """Draws the tokens' marks, those of an event on top of those of the events before it in MARKS.
 
     Args:
         axes: where they are drawn.
-        ratios: of each token, along the axis.
-        places: of each token, across it.
+        ratios: the ratio of each token.
+        heights: the height of each token's mark on the axes.
         events: what happened to each token, which chooses its mark.
     """
-    for order, (event, (marker, size, face, edge)) in enumerate(MARKS.items(), 3):
-        rows = events == event
+    for layer, (event, mark) in enumerate(MARKS.items(), LOWEST_MARK):
+        has_event = events == event
         axes.scatter(
-            ratios[rows],
-            places[rows],
-            marker=marker,
-            s=size,
+            ratios[has_event],
+            heights[has_event],
+            marker=mark.shape,
+            s=mark.size,
             lw=0.8,
-            zorder=order,
-            facecolor=face,
-            edgecolor=edge,
-            alpha=0.5 if event == KEPT else 1,
+            zorder=layer,
+            facecolor=mark.face,
+            edgecolor=mark.edge,
+            alpha=mark.alpha,
         )
 
 
@@ -119,10 +151,11 @@ def _write_counts(axes: Axes, spread: TokenSpread) -> None:
     if spread.outside == 1:
         outside = "1 token outside the bounds has a gradient"
     lines = (
-        (f"▲ {_lost(spread.clipped_high)} (ratio too high)", CLIPPED_HIGH, "bold"),
-        (f"▼ {_lost(spread.clipped_low)} (ratio too low)", CLIPPED_LOW, "bold"),
+        (f"▲ {_say_lost(spread.clipped_high)} (ratio too high)", CLIPPED_HIGH, "bold"),
+        (f"▼ {_say_lost(spread.clipped_low)} (ratio too low)", CLIPPED_LOW, "bold"),
         (f"○ {outside}", SOFT, "normal"),
     )
+    # From the lowest line to the highest.
     for place, (text, colour, weight) in enumerate(reversed(lines)):
         axes.annotate(
             text,
@@ -135,7 +168,7 @@ def _write_counts(axes: Axes, spread: TokenSpread) -> None:
         )
 
 
-def _lost(tokens: int) -> str:
+def _say_lost(tokens: int) -> str:
     """Says how many tokens lost their gradient."""
     if tokens == 1:
         return "1 token lost its gradient"
