@@ -89,7 +89,9 @@ def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Fi
 
 
 def collapses(settings: list[Setting], baseline: Setting | None = None) -> Finding | None:
-    """Returns the share of seeds of each setting that collapsed; None with too few seeds, or one setting without any.
+    """Says which share of the seeds of each setting collapsed.
+
+    None if a setting has fewer than MIN_SEEDS seeds with rewards, or if there is a single setting and none collapsed.
 
     Args:
         settings: those whose runs log no reward are left out.
@@ -97,8 +99,8 @@ def collapses(settings: list[Setting], baseline: Setting | None = None) -> Findi
     """
     first = baseline or baseline_of(settings)
     ordered = sorted(settings, key=lambda setting: setting is not first)
-    # From a setting's label to what `_collapses` returns of it.
-    steps_of_settings = {}
+    # From a setting's label to what `_collapses` returns for it.
+    steps_of_settings: dict[str, list[int | None]] = {}
     for setting in ordered:
         steps = _collapses(setting)
         if steps:
@@ -133,7 +135,7 @@ def _remedy_of_collapse(settings: list[Setting]) -> str:
 
 
 def _collapses(setting: Setting) -> list[int | None]:
-    """Returns for each seed with rewards the first step at which a run of it had collapsed, None where none did."""
+    """Returns, for each seed with rewards, the first step at which a run of it had collapsed; None if none had."""
     first_steps = []
     for runs in setting.runs_by_seed.values():
         has_rewards = False
@@ -155,29 +157,36 @@ def _collapses(setting: Setting) -> list[int | None]:
 def _say_collapsed(label: str, steps: list[int | None]) -> str:
     """Says how many seeds of a setting collapsed and where, with an interval; `steps` are those of `_collapses`."""
     collapsed = [str(step) for step in steps if step]
-    of_all = share(len(collapsed), len(steps))
-    where = f" (from step {', '.join(collapsed)} on)" if collapsed else ""
-    interval = f"exact 95\u202f% interval {percent(of_all.low)} to {percent(of_all.high)}"
-    return f"{label}: {len(collapsed)} of {len(steps)}{where}, {interval}"
+    estimate = share(len(collapsed), len(steps))
+    interval = f"exact 95\u202f% interval {percent(estimate.low)} to {percent(estimate.high)}"
+    if not collapsed:
+        return f"{label}: 0 of {len(steps)}, {interval}"
+    return f"{label}: {len(collapsed)} of {len(steps)} (from step {', '.join(collapsed)} on), {interval}"
 
 
-def _compare_training(one: Setting, two: Setting) -> Sides | None:
-    """Returns the mean training rewards over the steps that all runs have; None with fewer than two such steps."""
-    first = one.table(keys.REWARD)
-    second = two.table(keys.REWARD)
-    steps = first.index.intersection(second.index)
-    steps = steps[steps > 0]
-    if len(steps) < 2:
+def _compare_training(baseline: Setting, setting: Setting) -> Sides | None:
+    """Compares the mean training rewards over the steps that all runs have; None with fewer than two such steps."""
+    baseline_rewards = baseline.table(keys.REWARD)
+    setting_rewards = setting.table(keys.REWARD)
+    common_steps = baseline_rewards.index.intersection(setting_rewards.index)
+    training_steps = common_steps[common_steps > 0]
+    if len(training_steps) < 2:
         return None
-    first = first.loc[steps]
-    second = second.loc[steps]
-    comparison = compare_means(one.by_seed(first).mean(), two.by_seed(second).mean())
-    return _sides(one, two, "training reward", f"over {len(steps)} steps", comparison, first, second)
+    baseline_rewards = baseline_rewards.loc[training_steps]
+    setting_rewards = setting_rewards.loc[training_steps]
+    comparison = compare_means(baseline.by_seed(baseline_rewards).mean(), setting.by_seed(setting_rewards).mean())
+    basis = f"over {len(training_steps)} steps"
+    return _sides(baseline, setting, "training reward", basis, comparison, baseline_rewards, setting_rewards)
 
 
-def _compare_held_out(one: Setting, two: Setting) -> Sides | None:
-    """Returns the rewards of the last validation that all runs have; None before any update or with other problems."""
-    runs = [*one.runs, *two.runs]
+def _compare_held_out(baseline: Setting, setting: Setting) -> Sides | None:
+    """Compares the rewards of the last validation that all runs have.
+
+    Returns:
+        None if no validation after an update is common to all, or if the runs have other problems in it, or fewer than
+        two.
+    """
+    runs = [*baseline.runs, *setting.runs]
     steps_of_runs = [{reward.step for reward in run.held_out} for run in runs]
     step = max(set.intersection(*steps_of_runs), default=0)
     if step == 0:
@@ -187,39 +196,40 @@ def _compare_held_out(one: Setting, two: Setting) -> Sides | None:
     table = pandas.DataFrame([reward.by_problem for reward in rewards]).T
     if len(table) < 2 or table.isna().any(axis=None):
         return None
-    first = table.iloc[:, : len(one.runs)]
-    second = table.iloc[:, len(one.runs) :]
+    baseline_rewards = table.iloc[:, : len(baseline.runs)]
+    setting_rewards = table.iloc[:, len(baseline.runs) :]
     comparison = compare(
-        {"held out": one.by_seed(first).to_numpy().T},
-        {"held out": two.by_seed(second).to_numpy().T},
+        {"held out": baseline.by_seed(baseline_rewards).to_numpy().T},
+        {"held out": setting.by_seed(setting_rewards).to_numpy().T},
     )
     basis = f"over {len(table)} problems after step {step}"
-    return _sides(one, two, "held-out reward", basis, comparison, first, second)
+    return _sides(baseline, setting, "held-out reward", basis, comparison, baseline_rewards, setting_rewards)
 
 
 def _sides(
-    one: Setting,
-    two: Setting,
+    baseline: Setting,
+    setting: Setting,
     measure: str,
     basis: str,
     comparison: Comparison,
-    first: pandas.DataFrame,
-    second: pandas.DataFrame,
+    baseline_rewards: pandas.DataFrame,
+    setting_rewards: pandas.DataFrame,
 ) -> Sides:
-    """Returns a comparison of two settings with what `judge` needs besides it.
+    """Returns a comparison of a setting with the baseline, and what `judge` needs besides it.
 
     Args:
-        one, two: the settings.
+        baseline, setting: the two settings.
         measure, basis: as for `judge`.
-        comparison: of their values.
-        first, second: these values, a column a run.
+        comparison: the comparison of their rewards.
+        baseline_rewards, setting_rewards: these rewards, a column a run.
     """
+    same_shape = baseline_rewards.shape == setting_rewards.shape
     return comparison, {
         "measure": measure,
         "basis": basis,
-        "equal": first.shape == second.shape and bool((first.to_numpy() == second.to_numpy()).all()),
-        "methods": (one.label, two.label),
-        "runs": (_name_runs(one), _name_runs(two)),
+        "equal": same_shape and bool((baseline_rewards.to_numpy() == setting_rewards.to_numpy()).all()),
+        "methods": (baseline.label, setting.label),
+        "runs": (_name_runs(baseline), _name_runs(setting)),
     }
 
 
@@ -276,7 +286,12 @@ def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[
 
 
 def _alarm_of(alike: list[Diagnosis], runs: int) -> Alarm:
-    """Returns one alarm for the runs, of so many, that meet one rule."""
+    """Returns one alarm for all runs that meet a rule.
+
+    Args:
+        alike: the diagnoses with this rule, one for each of these runs.
+        runs: how many runs there are in all.
+    """
     first = alike[0]
     rule = first.rule
     if len(alike) == 1:

@@ -6,35 +6,36 @@ from verl_clipx.analysis.runs.run import Run
 from verl_clipx.run.keys import BYPASS, OF_CORRECTION, OLDEST_ALLOWED, ROLLOUT_IS, ROLLOUT_RS, TOO_OLD
 from verl_clipx.run.sampling import is_number
 
-# Upper bounds on a token's ratio: DAPO's, and the one that docs/results/evidence.md tried with its inverse below.
+# The upper bound on a token's ratio that DAPO uses, and the wide bounds that docs/results/evidence.md tried.
 DAPO_HIGH = 1.28
 WIDE_LOW = 0.5
 WIDE_HIGH = 2.0
-# The loss of verl's whose clip_ratio bounds a token's ratio, and ours whose clip_high bounds a sequence's.
+# verl's loss whose clip_ratio bounds a token's ratio, and the plugin's whose clip_high bounds a sequence's.
 TOKEN_CLIP = "vanilla"
 SEQUENCE_CLIP = "gspo"
 
-# A mean score nearer to an end of its range than this says which way the prompts are off.
+# A mean score nearer than this to an end of its range, as a part of the range, says that prompts are too easy or hard.
 NEAR_AN_END = 0.25
 
 
 def trains_our_loss(run: Run) -> bool:
-    """Returns whether the record names a loss of this plugin, or, of a record in parts, bounds of one."""
+    """Returns whether the record names a loss of this plugin or, in a part of a record, parameters of one."""
     return run.record.loss.is_ours
 
 
 def name_sources(run: Run) -> str:
-    """Says where values that are not finite are named: only this plugin does."""
-    observed = any(key in run.log for key in (keys.SKIPPED_UPDATES, *keys.HEALTH_COUNTS))
-    if observed or run.record.loss.method is not None or run.record.loss.function is not None:
+    """Says where the sources of values that are not finite are named: in the output of a run with this plugin."""
+    logged_by_plugin = any(key in run.log for key in (keys.SKIPPED_UPDATES, *keys.HEALTH_COUNTS))
+    loss = run.record.loss
+    if logged_by_plugin or loss.method is not None or loss.function is not None:
         return "Look at the prompts and fields that the run's output names."
     return "Run again with +clipx=observe clipx.receipt=auto, whose output names rank, fields and prompts."
 
 
 def explain_skipped(run: Run) -> str:
     """Says what skipped updates leave, and what to look at."""
-    the = "The" if run.fate_of_not_finite_updates == "skipped" else "If skipped, the"
-    return f"{the} policy stayed as it was, so that such a step shows less of the method. {name_sources(run)}"
+    subject = "The policy" if run.fate_of_not_finite_updates == "skipped" else "If skipped, the policy"
+    return f"{subject} stayed as it was, so that such a step shows less of the method. {name_sources(run)}"
 
 
 def keep_entropy(run: Run) -> str:
@@ -108,6 +109,7 @@ def widen_both(run: Run) -> str:
     upper = f"{upper_bound_key(run)} to {upper_bound_value(run, WIDE_HIGH)}"
     if trains_our_loss(run):
         low = run.record.loss.parameters.get("clip_low")
+        # Without a lower bound it is as wide as can be.
         lower = f"clipx.clip_low to {WIDE_LOW:g}"
         is_wide = low is None or low <= WIDE_LOW
     else:
@@ -173,14 +175,18 @@ def widen_side(run: Run, side: str) -> str:
 
 def change_prompts(run: Run) -> str:
     """Advises where samples score alike: what makes them alike, or harder or easier prompts, by what they score."""
-    if sampling := change_sampling(run):
-        return sampling
-    mean, low, high = (run.values(key) for key in (keys.REWARD, keys.LOWEST_REWARD, keys.HIGHEST_REWARD))
-    if mean.empty or not low.min() < high.max():
+    sampling_advice = change_sampling(run)
+    if sampling_advice is not None:
+        return sampling_advice
+    mean = run.values(keys.REWARD)
+    lowest = run.values(keys.LOWEST_REWARD).min()
+    highest = run.values(keys.HIGHEST_REWARD).max()
+    # Without these metrics they are NaN, which is not below anything.
+    if mean.empty or not lowest < highest:
         return "Take prompts whose samples score differently."
     last = mean.iloc[-1]
-    score = f"The mean score is {last:.3g} in the last step, of {low.min():g} to {high.max():g} in all steps"
-    place = (last - low.min()) / (high.max() - low.min())
+    score = f"The mean score is {last:.3g} in the last step, of {lowest:g} to {highest:g} in all steps"
+    place = (last - lowest) / (highest - lowest)
     if place >= 1 - NEAR_AN_END:
         return f"{score}: take harder prompts."
     if place <= NEAR_AN_END:
@@ -200,16 +206,20 @@ def change_sampling(run: Run) -> str | None:
 
 def find_signal(run: Run) -> str:
     """Advises where no advantage differs from 0: whether the prompts are all solved, or none scores, or they differ."""
-    low, high = (run.values(key) for key in (keys.LOWEST_REWARD, keys.HIGHEST_REWARD))
-    if change_sampling(run) or low.empty or not low.tail(1).equals(high.tail(1)):
+    low = run.values(keys.LOWEST_REWARD)
+    high = run.values(keys.HIGHEST_REWARD)
+    if change_sampling(run) or low.empty:
         return change_prompts(run)
-    # A score that never changed is the greatest if it is above 0, as scores of 0 and 1 are.
+    all_score_alike = low.tail(1).equals(high.tail(1))
+    if not all_score_alike:
+        return change_prompts(run)
     score = low.iloc[-1]
+    # Of scores that never changed nothing else says whether they are good: those above 0 are taken for good ones.
     least = min(low.min(), 0.0)
-    scored = f"All samples of the last step score {score:g}"
+    observation = f"All samples of the last step score {score:g}"
     if score > least and score >= high.max():
-        return f"{scored}, the most in this log, so nothing is left to learn: take harder prompts."
-    return f"{scored}, so nothing is learned: look whether the reward function reads the answers as it should."
+        return f"{observation}, the most in this log, so nothing is left to learn: take harder prompts."
+    return f"{observation}, so nothing is learned: look whether the reward function reads the answers as it should."
 
 
 def make_more_updates(run: Run) -> str:
@@ -265,8 +275,8 @@ def correct_sampler(run: Run) -> str:
     if correction.bypass:
         return "Narrow the bounds: in bypass mode the clip's ratio is to the sampler, and yet nothing is clipped."
     if correction.weights or correction.rejection:
-        given = ROLLOUT_IS if correction.weights else ROLLOUT_RS
-        return f"Give the sampler new weights more often: {given} is on already, and the clip does not see its ratio."
+        key = ROLLOUT_IS if correction.weights else ROLLOUT_RS
+        return f"Give the sampler new weights more often: {key} is on already, and the clip does not see its ratio."
     return f"Correct for the sampler ({OF_CORRECTION}): the clip's ratio is to recomputed log-probabilities."
 
 

@@ -26,8 +26,9 @@ class TracedUpdate:
     """The tokens of one optimizer update that a run traced.
 
     Args:
+        setting: the setting whose traces the page shows.
         run: the first run of the setting that wrote traces.
-        step, update: which update.
+        step, update: the training step, and the number of the update in it, from 0.
         tokens: a row for each token with the fields of `traces.SCHEMA`; besides `event`, what happened to it, and
             `under_grpo`, what would have happened at its ratio with the bounds 0.8 and 1.2; both of EVENTS.
         not_finite: how many further tokens have a ratio, probability, advantage or weight that is not finite.
@@ -50,34 +51,67 @@ def traced_updates(settings: list[Setting]) -> list[TracedUpdate]:
     Raises:
         ValueError: a trace cannot be read.
     """
-    chosen = [
-        (setting, run) for setting in settings if (run := next((run for run in setting.runs if run.shards), None))
-    ]
-    places = [{(shard.step, shard.update) for shard in run.shards} for _, run in chosen]
-    shared = sorted(set.intersection(*places)) if places else []
-    learning = (place for place in reversed(shared) if all(_learns(run, place) for _, run in chosen))
-    place = next(learning, shared[-1] if shared else None)
-    updates = []
-    for setting, run in chosen:
-        step, update = place or max((shard.step, shard.update) for shard in run.shards)
-        updates.append(TracedUpdate(setting, run, step, update, *_tokens(run, (step, update))))
-    return [update for update in updates if len(update.tokens)]
+    traced_run_of_setting: list[tuple[Setting, Run]] = []
+    for setting in settings:
+        traced_runs = [run for run in setting.runs if run.shards]
+        if traced_runs:
+            traced_run_of_setting.append((setting, traced_runs[0]))
+    common_place = _choose_common_place([run for _, run in traced_run_of_setting])
+    updates: list[TracedUpdate] = []
+    for setting, run in traced_run_of_setting:
+        place = common_place or max(_places_of(run))
+        update = _read_update(setting, run, place)
+        if len(update.tokens):
+            updates.append(update)
+    return updates
 
 
-def _learns(run: Run, place: tuple[int, int]) -> bool:
+Place = tuple[int, int]
+"""A training step, and the number of an update in it."""
+
+
+def _places_of(run: Run) -> set[Place]:
+    """Returns the updates that a run traced."""
+    return {(shard.step, shard.update) for shard in run.shards}
+
+
+def _choose_common_place(runs: list[Run]) -> Place | None:
+    """Returns the last update that all runs traced and in which each has tokens with an advantage.
+
+    If there is none, it is the last that all traced; None if they share none.
+    """
+    if not runs:
+        return None
+    common = sorted(set.intersection(*[_places_of(run) for run in runs]))
+    for place in reversed(common):
+        if all(_has_advantage(run, place) for run in runs):
+            return place
+    return common[-1] if common else None
+
+
+def _has_advantage(run: Run, place: Place) -> bool:
+    """Returns whether a traced token of an update has a finite advantage other than 0."""
     advantages = read_shards(run.traces, run.shards_at(*place)).column("advantage").to_numpy()
     return bool((numpy.isfinite(advantages) & (advantages != 0)).any())
 
 
-def _tokens(run: Run, place: tuple[int, int]) -> tuple[pandas.DataFrame, int]:
-    """Returns the tokens whose numbers are finite, judged, and how many others there are."""
+def _read_update(setting: Setting, run: Run, place: Place) -> TracedUpdate:
+    """Reads a traced update: the tokens whose numbers are finite, with what happened to each, and how many others."""
     traced = read_shards(run.traces, run.shards_at(*place)).to_pandas()
     tokens = traced[numpy.isfinite(traced[list(FINITE)]).all(axis=1)].reset_index(drop=True)
     tokens["event"] = events(tokens.advantage, tokens.region, tokens.weight, tokens.ratio)
-    out = tokens.rejected.eq(True) | tokens.selected.eq(False)
-    tokens.loc[out & tokens.advantage.ne(0), "event"] = OUT
+    is_taken_out = tokens.rejected.eq(True) | tokens.selected.eq(False)
+    tokens.loc[is_taken_out & tokens.advantage.ne(0), "event"] = OUT
     tokens["under_grpo"] = under_grpo(tokens.ratio, tokens.advantage)
-    return tokens, len(traced) - len(tokens)
+    step, update = place
+    return TracedUpdate(
+        setting=setting,
+        run=run,
+        step=step,
+        update=update,
+        tokens=tokens,
+        not_finite=len(traced) - len(tokens),
+    )
 
 
 def events(
@@ -85,28 +119,32 @@ def events(
 ) -> pandas.Series:
     """Says what happened to each token, one of EVENTS; the dual clip counts as clipped high."""
     clipped = weights == 0
-    conditions = [
-        advantages == 0,
-        clipped & (regions != "HP") & (ratios < 1),
-        clipped,
-        regions.isin(["HN", "HP"]),
-        regions.isin(["LN", "LP"]),
-    ]
-    return pandas.Series(numpy.select(conditions, [NONE, LOW, HIGH, ABOVE, BELOW], KEPT), index=advantages.index)
+    # The first condition that holds decides.
+    event_of_condition = {
+        NONE: advantages == 0,
+        LOW: clipped & (regions != "HP") & (ratios < 1),
+        HIGH: clipped,
+        ABOVE: regions.isin(["HN", "HP"]),
+        BELOW: regions.isin(["LN", "LP"]),
+    }
+    chosen = numpy.select([*event_of_condition.values()], [*event_of_condition], KEPT)
+    return pandas.Series(chosen, index=advantages.index)
 
 
 def under_grpo(ratios: pandas.Series, advantages: pandas.Series) -> pandas.Series:
     """Says what GRPO would do to each token at the same ratio with bounds 0.8 and 1.2, without dual clip."""
     regions = pandas.Series(regions_of(ratios, GRPO_LOW, GRPO_HIGH, advantages), index=ratios.index)
-    return events(advantages, regions, ratios.where(~regions.isin(["HP", "LN"]), 0.0), ratios)
+    weights = ratios.where(~regions.isin(["HP", "LN"]), 0.0)
+    return events(advantages, regions, weights, ratios)
 
 
 def unlike_grpo(tokens: pandas.DataFrame) -> pandas.Series:
-    """Returns where a token with an advantage has another gradient weight than GRPO would give it at its ratio."""
+    """Returns, for each token, whether it has an advantage and another gradient weight than GRPO would give it."""
     clipped = tokens.under_grpo.isin([LOW, HIGH])
-    factor = tokens.correction.astype(float).fillna(1.0)
-    same = numpy.isclose(tokens.weight, tokens.ratio.mask(clipped, 0.0) * factor, rtol=1e-3, atol=1e-6)
-    return tokens.advantage.ne(0) & ~same
+    correction = tokens.correction.astype(float).fillna(1.0)
+    grpo_weight = tokens.ratio.mask(clipped, 0.0) * correction
+    is_same = numpy.isclose(tokens.weight, grpo_weight, rtol=1e-3, atol=1e-6)
+    return tokens.advantage.ne(0) & ~is_same
 
 
 def has_bounds_on_ratio(tokens: pandas.DataFrame) -> bool:
