@@ -57,8 +57,8 @@ SLEEPS_OF_A_LOOP = 3
 SECONDS_OF_A_LOOP = 15.0
 CALLS_OF_A_LOOP = 30
 # What such a loop itself consists of: shells, and programs that look at the state of a cluster.
-OF_LOOPS = ("bash", "sh", "dash", "sleep", "timeout", "tee", "tail", "cat", "grep", "wc", "awk", "cut", "date")
-OF_LOOPS += ("nc", "ping", "sinfo", "squeue", "scontrol")
+PROGRAMS_OF_A_LOOP = ("bash", "sh", "dash", "sleep", "timeout", "tee", "tail", "cat", "grep", "wc", "awk", "cut")
+PROGRAMS_OF_A_LOOP += ("date", "nc", "ping", "sinfo", "squeue", "scontrol")
 # How long bash may take after the first answer.
 SECONDS_AFTER_AN_ANSWER = 10
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -80,7 +80,8 @@ UV = (
     "otherwise explain it where uv.lock is, with verl-clipx in uv's environment: `uv pip install` puts it there and "
     "`uv run` keeps it, while `uv sync` and `uv run --exact` remove it."
 )
-WITHOUT_THE_VARIABLE = (
+# This follows a command line and a colon, and a full stop follows it.
+ENDED_WITHOUT_THE_VARIABLE = (
     f"it got no {EXPLAIN}, by which it would answer, and was ended before it could train. env -i, or a program that "
     "gives another an environment of its own, leaves the variable out: explain what they start"
 )
@@ -93,6 +94,7 @@ IN_A_CONTAINER = (
     "What a container starts is not run here, since its paths and packages are others. Explain the command that it "
     "starts, where its files are, or put `clipx explain --` in front of it inside the container, with the plugin there"
 )
+# This follows the place where the script waits and a colon, and a full stop follows it.
 WAITS = (
     "the script waits here in a loop, and nothing that it started is at work. What it waits for does not come: "
     "stand-ins and missing programs report no node. Explain the command that starts verl, or let the script leave the "
@@ -138,24 +140,30 @@ class Explanation:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The answer, for a program, without credentials."""
+        """Returns the answer for a program, without credentials."""
         runs = [{key: value for key, value in answer.items() if key != "text"} for answer in self.answers]
         return redact({"runs": runs, "stood_in": self.stood_in, "stops": self.stops, "remarks": [*self.remarks]})
 
     @property
     def lines(self) -> list[str]:
-        """The answer, for a reader, without credentials."""
-        nothing = NOTHING_STOPS if self.stops else None
-        answers = [line for answer in self.answers for line in answer["text"] if line != nothing]
-        replaced = []
+        """Returns the answer in lines for a reader, without credentials."""
+        lines = []
         for command in self.stood_in:
-            what = "run here" if command in self.ran_here else "not run"
-            replaced.append(f"{what}: {shortened(command)}")
-        return redact([*replaced, *self.stops, *self.remarks, *answers, *[ONLY_THE_FIRST] * self.may_go_on])
+            outcome = "run here" if command in self.ran_here else "not run"
+            lines.append(f"{outcome}: {shortened(command)}")
+        lines += [*self.stops, *self.remarks]
+        for answer in self.answers:
+            for line in answer["text"]:
+                # The configuration may stop nothing where the command itself does.
+                if line != NOTHING_STOPS or not self.stops:
+                    lines.append(line)
+        if self.may_go_on:
+            lines.append(ONLY_THE_FIRST)
+        return redact(lines)
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """A line without credentials, cut behind a word; one that is cut before would not be recognised."""
+    """Returns a line without credentials, then cut behind a word: a credential that is cut would not be recognised."""
     return textwrap.shorten(redact(text), longest, placeholder=" …")
 
 
@@ -175,44 +183,61 @@ def explain(words: Sequence[str], *, every: bool = False) -> Explanation:
         raise ValueError(f"{first}: write the whole command: clipx explain -- python -m verl.trainer.main_ppo …")
     with ending_on_signals(), tempfile.TemporaryDirectory(prefix="clipx-explain-") as name:
         folder = Path(name)
-        answers, record, output, notes, last_command = (
-            folder / part for part in ("answers", "stand_ins", "output", "notes", "last")
-        )
+        answers_file = folder / "answers"
+        record = folder / "stand_ins"
+        notes_file = folder / "notes"
+        last_command = folder / "last"
         started = folder / "started"
         jobs = folder / "jobs"
-        for file in (answers, record, notes, last_command, started, jobs, *([folder / "all"] if every else ())):
+        for file in (answers_file, record, notes_file, last_command, started, jobs):
             file.touch()
-        environment = {**os.environ, **put_stand_ins(folder / "programs", record), EXPLAIN: str(answers)}
-        environment |= variables_of_job(words)
-        loop = WaitingLoop(answers, record, last_command)
-        code = run_session(words, environment, output, lambda: not every and is_answered(answers), notes, loop)
-        given = [json.loads(line) for line in answers.read_text().splitlines()]
-        stood_in, noted = (list(dict.fromkeys(end_of(file).splitlines())) for file in (record, notes))
+        if every:
+            # By this file bash knows that it goes on after an answer (`explained.sh`).
+            (folder / "all").touch()
+        environment = {
+            **os.environ,
+            **put_stand_ins(folder / "programs", record),
+            EXPLAIN: str(answers_file),
+            **variables_of_job(words),
+        }
+        output = folder / "output"
+        code = run_session(
+            words,
+            environment=environment,
+            output=output,
+            is_done=lambda: not every and is_answered(answers_file),
+            notes=notes_file,
+            loop=WaitingLoop(answers=answers_file, record=record, last_command=last_command),
+        )
+        answers = [json.loads(line) for line in answers_file.read_text().splitlines()]
+        stood_in = distinct_lines(record)
+        notes = distinct_lines(notes_file)
         printed = end_of(output)
         last = end_of(last_command).strip()
         ran_here = end_of(started).splitlines()
-        by_jobs = end_of(jobs)
-    given = given if every else given[:1]
-    cut = [line for line in noted if NOT_FOUND.search(line)]
+        has_job_without_plugin = bool(end_of(jobs))
+    if not every:
+        answers = answers[:1]
+    not_found = [note for note in notes if NOT_FOUND.search(note)]
     stops = []
-    if not given:
-        stops.append(without_an_answer(code, printed, noted, last))
-    elif cut:
-        stops.append(f"{'; '.join(cut)}. {CUT}")
-    if given:
-        stops += [f"{line}." for line in noted if WAITS in line]
-    stops += misled_words(words, given, bool(cut))
+    if not answers:
+        stops.append(without_an_answer(code, printed, notes, last))
+    elif not_found:
+        stops.append(f"{'; '.join(not_found)}. {CUT}")
+    if answers:
+        stops += [f"{note}." for note in notes if WAITS in note]
+    stops += misled_words(words, answers, is_cut=bool(not_found))
     remarks = []
-    if by_jobs and any(answer.get("of_the_plugin") for answer in given):
+    if has_job_without_plugin and any(answer.get("of_the_plugin") for answer in answers):
         remarks.append(f"{OF_A_JOB}.")
-    if not given and any(map(starts_container, stood_in)):
+    if not answers and any(map(starts_container, stood_in)):
         stops.append(f"{IN_A_CONTAINER}.")
     by_shell = any(Path(word).name in SHELLS or word.endswith(".sh") for word in words)
     return Explanation(
-        answers=given,
+        answers=answers,
         stood_in=stood_in,
         stops=stops,
-        may_go_on=bool(given) and by_shell and not every,
+        may_go_on=bool(answers) and by_shell and not every,
         ran_here=tuple(ran_here),
         remarks=tuple(remarks),
     )
@@ -236,10 +261,15 @@ def starts_container(command: str) -> bool:
 
 
 def end_of(file: Path) -> str:
-    """The whole lines in the last `BYTES_OF_OUTPUT` of a file, whatever bytes it has."""
+    """Returns the whole lines in the last `BYTES_OF_OUTPUT` of a file, whatever bytes it has."""
     content = file.read_bytes()
     text = content[-BYTES_OF_OUTPUT:].decode(errors="replace")
     return text if len(content) <= BYTES_OF_OUTPUT else text.partition("\n")[2]
+
+
+def distinct_lines(file: Path) -> list[str]:
+    """Returns the lines at the end of a file, each once, in the order in which they first came."""
+    return list(dict.fromkeys(end_of(file).splitlines()))
 
 
 def is_answered(answers: Path) -> bool:
@@ -253,10 +283,16 @@ def is_answered(answers: Path) -> bool:
     return not living(is_waited_for) or time.time() - answers.stat().st_mtime > SECONDS_AFTER_AN_ANSWER
 
 
-def misled_words(words: Sequence[str], answers: list[dict[str, Any]], is_cut: bool) -> list[str]:
-    """Messages on overrides that became a part of others, or that reached no run, if nothing else says why."""
-    reached = [answer.get("arguments") for answer in answers]
-    passed = [argument for of in reached for argument in of or ()]
+def misled_words(words: Sequence[str], answers: list[dict[str, Any]], *, is_cut: bool) -> list[str]:
+    """Returns messages on overrides that became a part of others, or that reached no run.
+
+    Args:
+        words: the command, as for a shell.
+        answers: those of the runs that it would start; one without arguments says nothing of what was lost.
+        is_cut: whether another message says already that the command ended before its last line.
+    """
+    arguments_by_run = [answer.get("arguments") for answer in answers]
+    passed = [argument for arguments in arguments_by_run for argument in arguments or ()]
     if any(argument.endswith("\r") for argument in passed):
         return [OF_WINDOWS]
     lost = []
@@ -264,14 +300,19 @@ def misled_words(words: Sequence[str], answers: list[dict[str, Any]], is_cut: bo
     for word in filter(OVERRIDE.match, words):
         within = [argument for argument in passed if word in argument.partition("=")[2]]
         if within:
-            reads = "the script reads it as its own parameter"
-            messages.append(f"{word}: {reads}, and verl gets {within[0]}. Put the script's own parameters first.")
-        elif answers and None not in reached and word not in passed:
+            messages.append(
+                f"{word}: the script reads it as its own parameter, and verl gets {within[0]}. Put the script's own "
+                "parameters first."
+            )
+        elif answers and None not in arguments_by_run and word not in passed:
             lost.append(word)
     if lost:
-        # Words of blanks are what a blank after a backslash leaves.
-        why = "" if is_cut or not all(word.strip() for word in passed) else f" {PASS_ON}"
-        messages.append(f"{' '.join(lost)}: did not reach verl, so the answer is about a run without it.{why}")
+        message = f"{' '.join(lost)}: did not reach verl, so the answer is about a run without it."
+        # Words of blanks are what a blank after a backslash leaves, which ends the command.
+        ends_at_blank = not all(word.strip() for word in passed)
+        if not is_cut and not ends_at_blank:
+            message += f" {PASS_ON}"
+        messages.append(message)
     return messages
 
 
@@ -282,22 +323,32 @@ def put_stand_ins(folder: Path, record: Path) -> dict[str, str]:
     for program in STAND_INS:
         (folder / program).write_text(f'#!/bin/sh\nexec {python} {program} "$@"\n')
         (folder / program).chmod(0o755)
+    startup: list[str] = []
+    user_startup = os.environ.get("BASH_ENV")
+    if user_startup:
+        startup.append(f". {shlex.quote(user_startup)}")
     # A script may put an environment's programs before PATH; bash calls functions before any program.
-    functions = "".join(f'{program}() {{ {shlex.quote(str(folder / program))} "$@"; }}\n' for program in STAND_INS)
-    functions += "".join(f"{program}() {{ :; }}\n" for program in NOT_NEEDED if shutil.which(program) is None)
-    functions += f"sleep() {{ command sleep {SECONDS_OF_A_PAUSE}; }}\n"
-    own = os.environ.get("BASH_ENV")
-    first = folder.with_name("first.sh")
-    of_bash = Path(__file__).with_name("explained.sh").read_text()
-    first.write_text((f". {shlex.quote(own)}\n" if own else "") + functions + of_bash)
-    (modules := folder.with_name("modules")).mkdir()
+    for program in STAND_INS:
+        startup.append(f'{program}() {{ {shlex.quote(str(folder / program))} "$@"; }}')
+    for program in NOT_NEEDED:
+        if shutil.which(program) is None:
+            startup.append(f"{program}() {{ :; }}")
+    startup.append(f"sleep() {{ command sleep {SECONDS_OF_A_PAUSE}; }}")
+    startup.append(Path(__file__).with_name("explained.sh").read_text())
+    startup_file = folder.with_name("first.sh")
+    startup_file.write_text("\n".join(startup))
+    modules = folder.with_name("modules")
+    modules.mkdir()
     shutil.copy(Path(__file__).with_name("without_plugin.py"), modules / "sitecustomize.py")
+    python_path = str(modules)
+    user_python_path = os.environ.get("PYTHONPATH")
     # An empty part would be the current folder.
-    modules_of_all = filter(None, [str(modules), os.environ.get("PYTHONPATH")])
+    if user_python_path:
+        python_path += f"{os.pathsep}{user_python_path}"
     return {
         "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-        "PYTHONPATH": os.pathsep.join(modules_of_all),
-        "BASH_ENV": str(first),
+        "PYTHONPATH": python_path,
+        "BASH_ENV": str(startup_file),
     }
 
 
@@ -321,6 +372,9 @@ def ending_on_signals() -> Iterator[None]:
 class WaitingLoop:
     """Notices that a script waits in a loop for what never comes while it is explained.
 
+    The place where a script waits is the line of the script with its command; where bash has begun no command, the
+    command line of the program that waits, or that is called again and again.
+
     Args:
         answers: the file of the answers, each of which begins the count of calls anew.
         record: the file to which stand-ins append.
@@ -331,51 +385,62 @@ class WaitingLoop:
         self.answers = answers
         self.record = record
         self.last_command = last_command
-        self.quiet_since = time.monotonic()
-        self.sleeps: dict[str, set[int]] = {}
-        self.known: set[int] = set()
-        self.answered = 0
-        self.calls_before = 0
+        # When a program was last seen at work, or this object was made.
+        self.idle_since = time.monotonic()
+        # The ids of the `sleep` processes seen since then, by the place where the script waits for them.
+        self.sleeps_by_place: dict[str, set[int]] = {}
+        # The ids of the programs that looked like work at the last look.
+        self.working_before: set[int] = set()
+        self.size_of_answers = 0
+        self.calls_before_answer = 0
 
-    def find(self, members: Sequence[psutil.Process]) -> str:
-        """Return where a script waits, as a place with a command; empty if it doesn't.
+    def find_waiting_place(self, members: Sequence[psutil.Process]) -> str:
+        """Return the place where the script waits in a loop; an empty text if it does not wait in one.
 
         Args:
             members: the living processes of the command's session.
         """
-        sleeping = []
-        working = set()
+        command_by_pid: dict[int, str] = {}
+        working_pids: set[int] = set()
         for member in members:
             with contextlib.suppress(psutil.Error):
                 words = member.cmdline()
-                if member.name() == "sleep":
-                    sleeping.append((member.pid, shlex.join(words)))
-                elif member.name() not in OF_LOOPS and stand_in.__file__ not in words:
-                    working.add(member.pid)
-        # A program that is seen twice is at work, and not one that the loop itself calls.
-        if working & self.known:
-            self.quiet_since = time.monotonic()
-            self.sleeps.clear()
-        self.known = working
-        place = end_of(self.last_command).strip()
-        for pid, command in sleeping:
-            self.sleeps.setdefault(place or command, set()).add(pid)
-        if time.monotonic() - self.quiet_since >= SECONDS_OF_A_LOOP:
-            for where, pids in self.sleeps.items():
+                name = member.name()
+                is_stand_in = stand_in.__file__ in words
+                if name == "sleep":
+                    command_by_pid[member.pid] = shlex.join(words)
+                elif not is_stand_in and name not in PROGRAMS_OF_A_LOOP:
+                    working_pids.add(member.pid)
+        # A program seen at two looks in a row does work. What the loop itself calls ends between two looks.
+        if working_pids & self.working_before:
+            self.idle_since = time.monotonic()
+            self.sleeps_by_place.clear()
+        self.working_before = working_pids
+        last_place = end_of(self.last_command).strip()
+        for pid, command in command_by_pid.items():
+            place = last_place or command
+            self.sleeps_by_place.setdefault(place, set()).add(pid)
+        if time.monotonic() - self.idle_since >= SECONDS_OF_A_LOOP:
+            for place, pids in self.sleeps_by_place.items():
                 if len(pids) >= SLEEPS_OF_A_LOOP:
-                    return where
-        return self.repeated_call()
+                    return place
+        return self.find_repeated_call()
 
-    def repeated_call(self) -> str:
-        """Return a command line with which a stand-in was called again and again since the last answer, or ''."""
+    def find_repeated_call(self) -> str:
+        """Return the command line with which a stand-in was called again and again since the last answer.
+
+        Returns:
+            An empty text if no command line came `CALLS_OF_A_LOOP` times.
+        """
         calls = end_of(self.record).splitlines()
-        answered = self.answers.stat().st_size
-        if answered != self.answered:
-            self.answered = answered
-            self.calls_before = len(calls)
-        for line, number in Counter(calls[self.calls_before :]).items():
-            if number >= CALLS_OF_A_LOOP:
-                return line
+        size = self.answers.stat().st_size
+        if size != self.size_of_answers:
+            self.size_of_answers = size
+            self.calls_before_answer = len(calls)
+        count_by_command = Counter(calls[self.calls_before_answer :])
+        for command, count in count_by_command.items():
+            if count >= CALLS_OF_A_LOOP:
+                return command
         return ""
 
 
@@ -394,41 +459,47 @@ class Session:
         self.answers = answers
         self.notes = notes
         self.loop = loop
-        self.looked = time.monotonic()
-        # Those that would train, at the last look.
-        self.untold: list[psutil.Process] = []
+        self.last_look = time.monotonic()
+        # Those that `lacks_variable` held for at the last look.
+        self.pythons_without_variable: list[psutil.Process] = []
 
-    def has(self, other: psutil.Process) -> bool:
+    def has(self, process: psutil.Process) -> bool:
         """Return whether a process is in the command's session."""
-        return os.getsid(other.pid) == self.process.pid
+        return os.getsid(process.pid) == self.process.pid
 
-    def has_started(self, other: psutil.Process) -> bool:
+    def has_started(self, process: psutil.Process) -> bool:
         """Return whether the command started a process, in whatever session."""
-        return self.has(other) or is_of(self.answers, other)
+        return self.has(process) or is_of(self.answers, process)
 
-    def would_train(self, other: psutil.Process) -> bool:
-        """Return whether a process is a Python without `EXPLAIN`."""
-        return self.has(other) and bool(OF_PYTHON.match(other.name())) and EXPLAIN not in other.environ()
+    def lacks_variable(self, process: psutil.Process) -> bool:
+        """Return whether a process is a Python of the command's session without `EXPLAIN`, which would train."""
+        if not self.has(process) or not OF_PYTHON.match(process.name()):
+            return False
+        return EXPLAIN not in process.environ()
 
-    def run(self, until: Callable[[], bool]) -> None:
-        """Waits for the command, then for what it left in the background; until `until` says so, or it waits in a loop.
+    def run(self, is_done: Callable[[], bool]) -> None:
+        """Waits for the command, then for what it left in the background.
 
-        What is left in the background has `SECONDS_IN_THE_BACKGROUND`.
+        What is left in the background has `SECONDS_IN_THE_BACKGROUND`. The wait ends early where the command waits in
+        a loop.
+
+        Args:
+            is_done: called again and again; the wait ends once it returns true.
         """
-        waits = False
-        while not waits and self.process.poll() is None and not until():
-            waits = self.wait()
-        last = time.monotonic() + SECONDS_IN_THE_BACKGROUND
-        while not waits and not until() and time.monotonic() < last and living(self.has_started):
-            waits = self.wait()
+        in_loop = False
+        while not in_loop and self.process.poll() is None and not is_done():
+            in_loop = self.wait()
+        deadline = time.monotonic() + SECONDS_IN_THE_BACKGROUND
+        while not in_loop and not is_done() and time.monotonic() < deadline and living(self.has_started):
+            in_loop = self.wait()
 
     def wait(self) -> bool:
         """Wait a moment, and now and then look at what runs; return whether the command waits in a loop."""
         time.sleep(SECONDS_BETWEEN_LOOKS)
-        if time.monotonic() - self.looked <= SECONDS_BETWEEN_LONG_LOOKS:
+        if time.monotonic() - self.last_look <= SECONDS_BETWEEN_LONG_LOOKS:
             return False
-        self.looked = time.monotonic()
-        place = self.loop.find(living(self.has))
+        self.last_look = time.monotonic()
+        place = self.loop.find_waiting_place(living(self.has))
         if place:
             self.note(f"{place}: {WAITS}")
             return True
@@ -436,16 +507,19 @@ class Session:
         return False
 
     def kill_what_would_train(self) -> None:
-        """Kills each Python without `EXPLAIN` that is seen a second time, and notes its command line."""
-        # One that becomes another program has no environment for a moment.
-        before = self.untold
-        self.untold = living(self.would_train)
-        for other in {*before} & {*self.untold}:
+        """Kills each Python that two looks in a row have seen without `EXPLAIN`, and notes its command line."""
+        seen_before = self.pythons_without_variable
+        self.pythons_without_variable = living(self.lacks_variable)
+        for process in self.pythons_without_variable:
+            # A process that becomes another program has no environment for a moment.
+            if process not in seen_before:
+                continue
             with contextlib.suppress(psutil.Error):
-                self.note(f"{shlex.join(other.cmdline())}: {WITHOUT_THE_VARIABLE}")
-                other.kill()
+                self.note(f"{shlex.join(process.cmdline())}: {ENDED_WITHOUT_THE_VARIABLE}")
+                process.kill()
 
     def note(self, line: str) -> None:
+        """Append a line to the notes on what is wrong with the command."""
         with self.notes.open("a", errors="replace") as file:
             file.write(f"{line}\n")
 
@@ -460,17 +534,29 @@ class Session:
 
 def run_session(
     words: Sequence[str],
+    *,
     environment: dict[str, str],
     output: Path,
-    until: Callable[[], bool],
+    is_done: Callable[[], bool],
     notes: Path,
     loop: WaitingLoop,
 ) -> int:
-    """Runs a command in a session of its own until `until` says so, and kills all of it; returns its exit code.
+    """Runs a command in a session of its own, then kills all that is left of it.
 
     A command that waits in a loop is killed too, and `notes` says where. What the command leaves in the background, in
     a session of its own too, has `SECONDS_IN_THE_BACKGROUND`. A Python without `EXPLAIN`, which would train, is killed
-    as soon as it is seen: `notes` says so.
+    once two looks in a row have seen it, and `notes` says so.
+
+    Args:
+        words: the command, as for a shell.
+        environment: the command's variables; `EXPLAIN` is the path of the file for the answers.
+        output: the file that gets what the command prints.
+        is_done: called again and again; the command is killed once it returns true.
+        notes: the file to which what is wrong with the command is appended.
+        loop: notices that the command waits in a loop.
+
+    Returns:
+        The command's exit code.
 
     Raises:
         ValueError: there is no such program.
@@ -491,7 +577,7 @@ def run_session(
     guard = guard_session(process.pid, answers)
     session = Session(process, answers, notes, loop)
     try:
-        session.run(until)
+        session.run(is_done)
     finally:
         session.kill()
         # Nothing is left to end.
@@ -518,13 +604,13 @@ def guard_session(session: int, answers: Path) -> subprocess.Popen:
 
 
 def living(is_meant: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
-    """The processes of which something holds, and that have not ended."""
-    found = []
+    """Returns the processes for which a condition holds and that have not ended."""
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
             if is_meant(process) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def is_of(answers: Path, process: psutil.Process) -> bool:
@@ -532,23 +618,29 @@ def is_of(answers: Path, process: psutil.Process) -> bool:
     return process.environ().get(EXPLAIN) == str(answers)
 
 
-def without_an_answer(code: int, output: str, noted: Sequence[str], last: str) -> str:
-    """Says why a command gave no answer, with what Python and the shell lack, or the end of what it printed.
+def without_an_answer(code: int, output: str, notes: Sequence[str], last: str) -> str:
+    """Returns why a command gave no answer, with what Python and the shell lack, or the end of what it printed.
 
     Args:
+        code: the command's exit code.
+        output: what it printed.
+        notes: what is wrong with the command, a line each.
         last: the place and the text of the last command that bash began; empty if there was none.
     """
     lines = [line for line in redact(output).strip().splitlines() if not TRACED.match(line)][-LINES_OF_A_CRASH:]
-    missing = [*noted, *filter(NOT_FOUND.search, lines)]
-    how = f"ended with exit code {code} before" if code else "ended before"
-    reason = "; ".join(dict.fromkeys(missing)) or f"it {how} verl's trainer had its configuration"
+    missing = [*notes, *filter(NOT_FOUND.search, lines)]
     by_uv = next(filter(OF_UV.search, missing or lines), None)
     if by_uv:
         return f"no configuration seen: {shortened(by_uv, LONGEST_OF_A_CRASH)}. {UV}"
     if missing:
-        return f"no configuration seen: {reason}."
+        return f"no configuration seen: {'; '.join(dict.fromkeys(missing))}."
+    if code:
+        reason = f"it ended with exit code {code} before verl's trainer had its configuration."
+    else:
+        reason = "it ended before verl's trainer had its configuration."
+    if last:
+        reason += f" The last command was {shortened(last)}."
     end = "\n".join(shortened(line, LONGEST_OF_A_CRASH) for line in lines)
-    where = f" The last command was {shortened(last)}." if last else ""
     if COUNTS.search(f"{last}\n{end}"):
-        where += NOTHING_COUNTED
-    return f"no configuration seen: {reason}.{where} The end of its output:\n{end or '(none)'}"
+        reason += NOTHING_COUNTED
+    return f"no configuration seen: {reason} The end of its output:\n{end or '(none)'}"
