@@ -22,9 +22,10 @@ class Candidate:
     """A method's group with the settings that the command line adds to it.
 
     Args:
-        group, node: the group that chose the method, and its clipx node.
+        group: the name of the group that chose the method.
+        node: the group's clipx node.
         modifiers: from the modifiers' groups, as the command line writes them, to their nodes.
-        values: from keys under the node to the values that the command line lists for them, often a single one.
+        values: from keys below the node to the values that the command line lists for them, often a single one.
     """
 
     group: str
@@ -32,44 +33,69 @@ class Candidate:
     modifiers: dict[str, Any] = field(default_factory=dict)
     values: dict[str, list[Any]] = field(default_factory=dict)
 
-    def settings(self, chosen: Mapping[str, Any]) -> Settings:
-        """The settings with one value for each key.
+    def build_settings(self, chosen: Mapping[str, Any]) -> Settings:
+        """Returns the settings of the group and its modifiers, with one value for each key that the command line lists.
+
+        Args:
+            chosen: from a key below the clipx node to its one value. A key that is left out keeps the group's value.
 
         Raises:
-            ValueError: an unknown key, a bad value, `observe`, or Lopti, which no single pass over tokens can show.
+            Refusal: an unknown key, a bad value, `observe`, which is no method, or Lopti: the effect of its second
+                update pass cannot be computed from one pass over recorded tokens.
         """
         node = OmegaConf.create(self.node)
         for modifier in self.modifiers.values():
             node.merge_with(modifier)
         for key, value in chosen.items():
+            # A misspelt key is added too, so that `build` refuses it in a sentence.
             OmegaConf.update(node, key, value, force_add=True)
-        built = build(**OmegaConf.to_container(node))
-        if isinstance(built, Observe):
-            raise Refusal(f"+{NODE}", self.group, "observes verl's own loss and is not a method", "Name a method.")
-        if built.update is not None:
-            reason = "its second pass sees the weights after the first one, which a trace of another run cannot know"
-            advice = "Leave it out; in the traces of a run with Lopti, each pass is an update by itself."
-            raise Refusal(f"+{NODE}/update", "lopti", reason, advice)
-        return built
+        settings_or_observe = build(**OmegaConf.to_container(node))
+        if isinstance(settings_or_observe, Observe):
+            raise Refusal(
+                key=f"+{NODE}",
+                value=self.group,
+                reason="this group observes verl's own loss, so there is no method to compute",
+                advice="Name the group of a method.",
+            )
+        settings = settings_or_observe
+        if settings.update is not None:
+            raise Refusal(
+                key=f"+{NODE}/update",
+                value="lopti",
+                reason=(
+                    "Lopti's second update pass starts from the weights that its first one leaves, which the traces of "
+                    "another run do not have"
+                ),
+                advice="Leave Lopti out. In the traces of a run with Lopti, each pass is an update of its own.",
+            )
+        return settings
 
     def each(self) -> list[tuple[str, Settings]]:
         """Returns the settings for every combination of the values, each behind its label.
 
-        A label is the group followed by what is added to it. Raises ValueError as `settings` does.
+        A label is the group followed by what is added to it.
+
+        Raises:
+            Refusal: as `build_settings` does.
         """
-        before = [self.group, *(name.removeprefix(f"{NODE}/") for name in self.modifiers)]
         labelled = []
         for values in itertools.product(*self.values.values()):
             chosen = dict(zip(self.values, values, strict=True))
-            added = [f"{key}={value}" for key, value in chosen.items()]
-            labelled.append((" ".join([*before, *added]), self.settings(chosen)))
+            label_words = [self.group]
+            label_words += [name.removeprefix(f"{NODE}/") for name in self.modifiers]
+            label_words += [f"{key}={value}" for key, value in chosen.items()]
+            labelled.append((" ".join(label_words), self.build_settings(chosen)))
         return labelled
 
 
 def candidates_of(words: list[str]) -> list[Candidate]:
-    """The candidates of a command line. Each `+clipx=<group>` begins one, to which the following words add settings.
+    """Returns the candidates of a command line, in its order.
 
-    Several values of a key, separated by commas, are swept.
+    Each `+clipx=<group>` begins one, to which the following words add settings. Several values of a key, separated by
+    commas, are swept.
+
+    Args:
+        words: the command line's overrides, for example `+clipx=acpo` and `clipx.alpha=1,2`.
 
     Raises:
         ValueError: a word is not an override of the clipx node, comes before any method, names several methods or an
@@ -84,31 +110,53 @@ def candidates_of(words: list[str]) -> list[Candidate]:
         key = override.key_or_group
         values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
         if key == NODE:
-            candidates += [Candidate(str(value), _group(str(value))) for value in values]
-            if len(values) > 1:
-                raise Refusal(word, ABSENT, "names several methods", f"Write {swap_by('acpo')} {swap_by('bapo')}.")
+            groups = [str(value) for value in values]
+            # An unknown group is refused before the number of groups is.
+            nodes = [_read_group(group) for group in groups]
+            if len(groups) > 1:
+                raise Refusal(
+                    key=word,
+                    value=ABSENT,
+                    reason="this word names several methods",
+                    advice=f"Write a word for each: {swap_by('acpo')} {swap_by('bapo')}.",
+                )
+            candidates.append(Candidate(group=groups[0], node=nodes[0]))
             continue
         if not candidates:
             raise Refusal(
-                word, ABSENT, "comes before any method", f"Name a method first, for example {swap_by('acpo')}."
+                key=word,
+                value=ABSENT,
+                reason="this setting comes before any method",
+                advice=f"Name a method first, for example {swap_by('acpo')}.",
             )
+        candidate = candidates[-1]
         if key.startswith(f"{NODE}/") and len(values) == 1:
-            name = f"{key.removeprefix(f'{NODE}/')}/{values[0]}"
-            candidates[-1].modifiers[f"{key}={values[0]}"] = _group(name)
+            modifier = key.removeprefix(f"{NODE}/")
+            candidate.modifiers[f"{key}={values[0]}"] = _read_group(f"{modifier}/{values[0]}")
         elif key.startswith(f"{NODE}."):
-            candidates[-1].values[key.removeprefix(f"{NODE}.")] = values
+            candidate.values[key.removeprefix(f"{NODE}.")] = values
         else:
-            advice = f"Write {swap_by('GROUP')}, +{NODE}/MODIFIER=GROUP or {NODE}.PARAMETER=VALUE."
-            raise Refusal(word, ABSENT, "is not a setting of the plugin", advice)
+            raise Refusal(
+                key=word,
+                value=ABSENT,
+                reason="this is not a setting of the plugin",
+                advice=f"Write {swap_by('GROUP')}, +{NODE}/MODIFIER=GROUP or {NODE}.PARAMETER=VALUE.",
+            )
     return candidates
 
 
-def _group(name: str) -> dict[str, Any]:
+def _read_group(name: str) -> dict[str, Any]:
+    # `name` is that of a group under clipx, with the modifier's folder before it: "acpo", "select/entropy".
     if (configs_folder() / NODE / f"{name}.yaml").is_file():
         return group_settings(name)
-    folder, _, last = f"{NODE}/{name}".rpartition("/")
+    folder, _, group = f"{NODE}/{name}".rpartition("/")
     if not (configs_folder() / folder).is_dir():
-        hint = did_you_mean(folder, [f"{NODE}/{node}" for node in MODIFIERS], "+")
-        raise Refusal(f"+{folder}", last, f"there is no group {folder}", hint.strip())
-    hint = did_you_mean(last, group_names(folder), f"+{folder}=").strip()
-    raise Refusal(f"+{folder}", last, "there is no such group", hint or "`clipx methods` lists the methods' groups.")
+        hint = did_you_mean(folder, [f"{NODE}/{modifier}" for modifier in MODIFIERS], "+")
+        raise Refusal(key=f"+{folder}", value=group, reason=f"there is no group {folder}", advice=hint.strip())
+    hint = did_you_mean(group, group_names(folder), f"+{folder}=").strip()
+    raise Refusal(
+        key=f"+{folder}",
+        value=group,
+        reason="there is no such group",
+        advice=hint or "`clipx methods` lists the methods' groups.",
+    )

@@ -121,10 +121,13 @@ def test_a_loss_of_ones_own(grpo, tmp_path, monkeypatch):
     [
         (("+clipx=acpo", "clipx.aplha=2"), "Did you mean clipx.alpha"),
         (("+clipx=apco",), "+clipx=apco: there is no such group"),
-        (("clipx.alpha=2",), "comes before any method"),
-        (("+clipx=observe",), "observes verl's own loss and is not a method"),
-        (("+clipx=grpo", "+clipx/update=lopti"), "its second pass sees the weights after the first one"),
-        (("+clipx=grpo", "data.seed=1"), "data.seed=1: is not a setting of the plugin. Write +clipx=GROUP"),
+        (("clipx.alpha=2",), "clipx.alpha=2: this setting comes before any method. Name a method first"),
+        (("+clipx=observe",), "this group observes verl's own loss"),
+        (
+            ("+clipx=grpo", "+clipx/update=lopti"),
+            "Lopti's second update pass starts from the weights",
+        ),
+        (("+clipx=grpo", "data.seed=1"), "data.seed=1: this is not a setting of the plugin. Write +clipx=GROUP"),
         (("+clipx=acpo", "clipx.alpha=-1"), "clipx.alpha=-1: must be a number"),
         (("+clipx=bapo", "clipx.weight=rollout"), "bapo needs rollout_log_prob"),
         (("+clipx=grpo", "--step", 5), "--step 5: not traced. The traced steps are 2, 4, 6"),
