@@ -71,7 +71,7 @@ def measured_goals() -> str:
 
 def device_names() -> dict[str, str]:
     """The devices that something has run on, by the page that names them."""
-    names = support.devices()
+    names = support.passed_devices()
     return {"README.md": ", ".join(names), "README.zh.md": "、".join(names).replace("CPUs", "CPU")}
 
 

@@ -16,16 +16,21 @@ from verl_clipx.common.files import read_json
 from verl_clipx.run import keys
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# Inside the package in a wheel, in docs in a checkout.
-RESULTS = next(
-    (
-        folder_of_results
-        for folder_of_results in (PACKAGE / "results", PACKAGE.parent / "docs/results")
-        if folder_of_results.is_dir()
-    ),
-    PACKAGE,
-)
 PASSED = "passed"
+
+
+def find_results() -> Path:
+    """Returns the folder of the results: inside the package in a wheel, in docs in a checkout.
+
+    Where there is neither, it is the package's folder, in which no file is found.
+    """
+    for folder in (PACKAGE / "results", PACKAGE.parent / "docs/results"):
+        if folder.is_dir():
+            return folder
+    return PACKAGE
+
+
+RESULTS = find_results()
 
 # From keys of which every run has one value to the names of options by value. Another value has run nowhere.
 NAMED: Mapping[str, Mapping[Any, str]] = {
@@ -75,15 +80,26 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
 
 
 def options_of(record: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Returns the options of a device's tests with the outcome of each, which no part may have failed, and its note."""
-    every = [item for part in record["parts"].values() for item in part.get("options", {}).items()]
-    return dict(sorted(every, key=lambda item: item[1]["outcome"] == "failed")) if every else {}
+    """Returns the options of a device's tests, each with its outcome and perhaps a note.
+
+    Several parts may have run an option. It has failed if one of them failed it.
+    """
+    options: dict[str, dict[str, str]] = {}
+    for part in record["parts"].values():
+        for name, option in part.get("options", {}).items():
+            if name not in options or options[name]["outcome"] != "failed":
+                options[name] = option
+    return options
 
 
 def passed_options() -> frozenset[str]:
-    """Returns the options that a test has run on some device."""
-    every = (item for record in read_records(RESULTS) for item in options_of(record).items())
-    return frozenset(name for name, option in every if option["outcome"] == PASSED)
+    """Returns the names of the options that have passed on some device."""
+    names = set()
+    for record in read_records(RESULTS):
+        for name, option in options_of(record).items():
+            if option["outcome"] == PASSED:
+                names.add(name)
+    return frozenset(names)
 
 
 def untested(values: keys.Values) -> list[str]:
@@ -92,23 +108,45 @@ def untested(values: keys.Values) -> list[str]:
     Args:
         values: the keys of `keys.READ` with their values.
     """
-    run = passed_options()
-    others = [f"{key}={values.get(key)}" for key, names in NAMED.items() if names.get(values.get(key)) not in run]
-    return others + [
-        name
-        for name, wanted in OPTIONS.items()
-        if name not in run
-        and all(of(values.get(key)) if callable(of) else values.get(key) == of for key, of in wanted.items())
-    ]
+    passed = passed_options()
+    not_run = []
+    for key, name_by_value in NAMED.items():
+        value = values.get(key)
+        if name_by_value.get(value) not in passed:
+            not_run.append(f"{key}={value}")
+    for name, wanted in OPTIONS.items():
+        if name not in passed and has_option(values, wanted):
+            not_run.append(name)
+    return not_run
+
+
+def has_option(values: keys.Values, wanted: Mapping[str, Any]) -> bool:
+    """Returns whether a run's keys have the values of an option of `OPTIONS`.
+
+    Args:
+        values: the keys of `keys.READ` with their values.
+        wanted: from the option's keys to the value of each, or to a function that says whether a value is meant.
+    """
+    for key, value_or_test in wanted.items():
+        value = values.get(key)
+        holds = value_or_test(value) if callable(value_or_test) else value == value_or_test
+        if not holds:
+            return False
+    return True
 
 
 def tested_values(option: str) -> list[Any]:
-    """Returns the values that tests have run in place of an untested `key=value`."""
-    return [value for value, name in NAMED.get(option.partition("=")[0], {}).items() if name in passed_options()]
+    """Returns the values that tests have run in place of an untested `key=value`; none for the name of an option."""
+    key = option.partition("=")[0]
+    passed = passed_options()
+    return [value for value, name in NAMED.get(key, {}).items() if name in passed]
 
 
 def read_costs() -> dict[str, Any]:
-    """Returns the measured costs, and the page that says how they came about; a test holds them against it."""
+    """Returns the measured costs, and under `source` the page that says how they came about.
+
+    A test compares them with that page.
+    """
     return next(record["costs"] for record in read_records(RESULTS) if "costs" in record)
 
 
@@ -124,19 +162,23 @@ NOT_SET = {
 
 
 def shape_of(config: DictConfig) -> dict[str, Any]:
-    """Return the size of a run on its machines; `tokens` is the most of a sequence, and None is what is not set."""
-    value = functools.partial(OmegaConf.select, config)
+    """Returns the shape of a run: device, number of nodes and ranks, engine, rollout, and most tokens of a sequence.
+
+    What is not set is None.
+    """
+    value_of = functools.partial(OmegaConf.select, config)
     # A count is 0 or an empty text where there was nothing to count.
-    nodes = value(keys.NODES, default=1) or None
-    machine = value(keys.DEVICES_A_NODE, default=1) or None
-    lengths = value(keys.LONGEST_PROMPT), value(keys.LONGEST_RESPONSE)
+    nodes = value_of(keys.NODES, default=1) or None
+    ranks_of_node = value_of(keys.DEVICES_A_NODE, default=1) or None
+    longest_prompt = value_of(keys.LONGEST_PROMPT)
+    longest_response = value_of(keys.LONGEST_RESPONSE)
     return {
-        "device": value(keys.DEVICE),
+        "device": value_of(keys.DEVICE),
         "nodes": nodes,
-        "ranks": None if None in (nodes, machine) else nodes * machine,
-        "engine": value(keys.STRATEGY),
-        "rollout": value(keys.ENGINE_NAME),
-        "tokens": None if None in lengths else sum(lengths),
+        "ranks": None if None in (nodes, ranks_of_node) else nodes * ranks_of_node,
+        "engine": value_of(keys.STRATEGY),
+        "rollout": value_of(keys.ENGINE_NAME),
+        "tokens": None if None in (longest_prompt, longest_response) else longest_prompt + longest_response,
     }
 
 
@@ -144,25 +186,52 @@ def is_covered(shape: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
     """Returns whether a run was at least as large as a shape, with the same device, engine and rollout."""
     if None in shape.values():
         return False
-    same = all(shape[key] == run[key] for key in ("device", "engine", "rollout"))
-    return same and all(shape[key] <= run[key] for key in ("nodes", "ranks", "tokens"))
+    if any(shape[key] != run[key] for key in ("device", "engine", "rollout")):
+        return False
+    return all(shape[key] <= run[key] for key in ("nodes", "ranks", "tokens"))
 
 
-def devices(holds: Callable[[Mapping[str, Any]], bool] = lambda part: part["outcome"] == PASSED) -> list[str]:
-    """Returns the names of the devices with a part of which something holds: by default, that it has passed."""
-    return [record["device"] for record in read_records(RESULTS) if any(map(holds, record["parts"].values()))]
+def passed_devices() -> list[str]:
+    """Returns the names of the devices on which a part of the tests has passed."""
+    return [record["device"] for record in read_records(RESULTS) if has_passed_part(record)]
 
 
-def has_run_on(config: DictConfig) -> str:
-    """Returns on which devices something has run, and on which a run of this shape or a larger one has."""
+def has_passed_part(record: Mapping[str, Any]) -> bool:
+    """Returns whether a part of a device's tests has passed."""
+    return any(part["outcome"] == PASSED for part in record["parts"].values())
+
+
+def devices_with_run(shape: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the devices on which a run of a shape, or a larger one, was tried.
+
+    A run that a file lists counts whatever became of the part that it belongs to.
+    """
+    names = []
+    for record in read_records(RESULTS):
+        runs = [run for part in record["parts"].values() for run in part.get("runs", ())]
+        if any(is_covered(shape, run) for run in runs):
+            names.append(record["device"])
+    return names
+
+
+def describe_support(config: DictConfig) -> str:
+    """Returns the text of `clipx explain` on where runs have run, for a run with this configuration.
+
+    It names the devices on which tests have passed, then this run's shape, then the devices on which a run of this
+    shape or a larger one was tried.
+    """
     shape = shape_of(config)
-    tried = devices(lambda part: any(is_covered(shape, run) for run in part.get("runs", ())))
-    outcome = f"tried on {', '.join(tried)}" if tried else "not tried"
-    return f"{', '.join(devices())}; this run: {shape_in_words(shape)}: {outcome}"
+    tried_on = devices_with_run(shape)
+    outcome = f"tried on {', '.join(tried_on)}" if tried_on else "not tried"
+    passed_on = passed_devices()
+    shape_and_outcome = f"this run: {shape_in_words(shape)}: {outcome}"
+    if not passed_on:
+        return f"no device; {shape_and_outcome}"
+    return f"{', '.join(passed_on)}; {shape_and_outcome}"
 
 
 def shape_in_words(shape: Mapping[str, Any]) -> str:
-    """Return what `shape_of` returned as a list for a reader, which says what is not set."""
+    """Returns a shape as a list for a reader, which says what is not set."""
     parts = []
     for key in ("nodes", "ranks", "engine", "rollout", "tokens", "device"):
         value = shape[key]
