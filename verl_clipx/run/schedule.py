@@ -81,7 +81,7 @@ class Schedule:
         """Returns the tokens that an update's bounds are decided from.
 
         Args:
-            at: the update, by `position`.
+            update: its name within its rollout batch, by `position`.
             past: whether the same update of an earlier rollout batch is known.
         """
         if self.bounds is DecidedFrom.LAGGED and not past:
@@ -89,16 +89,21 @@ class Schedule:
         return self.bounds_of_first if update == position(0) else self.bounds
 
     def makes_extra_pass(self, update: str, *, past: bool = False) -> bool:
-        """Returns whether an update is preceded by a pass without gradient over its mini-batch; as `decided_from`."""
+        """Returns whether an update is preceded by a pass without gradient over its mini-batch.
+
+        The arguments are those of `decided_from`.
+        """
         return self.selects_by_pass or self.decided_from(update, past=past) is DecidedFrom.MINI_BATCH
 
     @property
     def extra_passes(self) -> str:
-        """Says which updates of the configuration have an extra pass; empty if none has."""
-        if self.makes_extra_pass(position(0, *self.passes[:1]), past=True):
+        """Returns in words which updates of the configuration have an extra pass; an empty text if none has."""
+        first_pass = self.passes[0] if self.passes else None
+        if self.makes_extra_pass(position(0, first_pass), past=True):
             return "before each update"
-        without_past = self.bounds is DecidedFrom.LAGGED and self.makes_extra_pass(position(0))
-        return "before each update of the first rollout batch" if without_past else ""
+        if self.bounds is DecidedFrom.LAGGED and self.makes_extra_pass(position(0)):
+            return "before each update of the first rollout batch"
+        return ""
 
     @property
     def may_need_extra_pass(self) -> bool:
@@ -116,59 +121,100 @@ def schedule_of(values: keys.Values, settings: "Settings | Observe | None" = Non
     """
     trainer = trainer_of(values)
     # The v1 trainer cuts a rollout batch into parts and calls the worker once for each.
-    parts = (values.get(keys.SYNC_STEP) or 1) if trainer.is_v1 else 1
-    rejects_before = values.get(keys.ROLLOUT_RS) is not None and not values.get(keys.BYPASS)
+    parts = 1
+    if trainer.is_v1:
+        parts = values.get(keys.SYNC_STEP) or 1
+    counts: tuple[str, ...] = ()
+    # Outside of bypass mode verl rejects tokens before the updates, so that fewer count than verl's own number says.
+    if values.get(keys.ROLLOUT_RS) is not None and not values.get(keys.BYPASS):
+        counts = ("counted",)
     schedule = Schedule(
-        updates_of(values, parts),
+        updates=updates_of(values, parts),
         batches_a_step=parts * (values.get(keys.STEPS_A_VERSION) or 1),
         starts_at_ratio_one=trainer.recomputes_old,
-        counts=("counted",) * rejects_before,
+        counts=counts,
     )
-    return schedule if settings is None or not settings.trains else with_settings(schedule, settings, values)
+    if settings is None or not settings.trains:
+        return schedule
+    return with_settings(schedule, settings, values)
 
 
 def updates_of(values: keys.Values, parts: int) -> int | None:
     """Returns the optimizer updates of one pass over a part of a rollout batch, or None if unknown."""
     epochs = values.get(keys.EPOCHS) or 1
-    if at_once := values.get(keys.MINI_BATCHES_AT_ONCE):
+    at_once = values.get(keys.MINI_BATCHES_AT_ONCE)
+    if at_once:
         return at_once * epochs
-    sizes = prompts, mini_batch, _ = values.get(keys.ROLLOUT_PROMPTS), values.get(keys.MINI_BATCH), epochs
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        return None
+    prompts = values.get(keys.ROLLOUT_PROMPTS)
+    mini_batch = values.get(keys.MINI_BATCH)
+    for number in (prompts, mini_batch, epochs):
+        if not isinstance(number, int) or number <= 0:
+            return None
     return math.ceil(prompts / parts / mini_batch) * epochs
 
 
 def with_settings(schedule: Schedule, settings: "Settings", values: keys.Values) -> Schedule:
-    """Adds what the plugin's part in a run determines of its schedule."""
-    passes = () if settings.update is None else PASSES[settings.update.order]
+    """Returns a schedule with what the plugin's part in the run determines of it.
+
+    Args:
+        schedule: what verl's keys alone determine.
+        settings: the run's clipx node, built.
+        values: the keys of `keys.READ` with their values.
+    """
+    passes: tuple[str, ...] = ()
+    counts = schedule.counts
+    if settings.update is not None:
+        passes = PASSES[settings.update.order]
+        # Each pass of Lopti trains a part of the tokens.
+        counts = ("counted",)
     select = settings.select
-    in_bypass = bool(values.get(keys.BYPASS) and values.get(keys.ROLLOUT_RS) is not None)
+    rejects_in_loss = bool(values.get(keys.BYPASS)) and values.get(keys.ROLLOUT_RS) is not None
     # A threshold over the mini-batch is known only from a pass. So is the number of tokens that a selection within each
     # sequence keeps, where the loss rejects by the current weights.
-    by_pass = select is not None and (select.over == "mini_batch" or in_bypass)
-    counts = ("counted",) if passes else schedule.counts
+    selects_by_pass = select is not None and (select.over == "mini_batch" or rejects_in_loss)
+    if select is not None and not selects_by_pass:
+        counts = (*counts, "selected")
     return dataclasses.replace(
         schedule,
         passes=passes,
-        **bounds_of(schedule, settings, whole=not passes),
-        selects_by_pass=by_pass,
-        counts=(*counts, *(("selected",) if select is not None and not by_pass else ())),
+        **bounds_fields(schedule, settings, trains_all_in_one_pass=not passes),
+        selects_by_pass=selects_by_pass,
+        counts=counts,
         second_stage=settings.method.second_statistics_size > 0,
     )
 
 
-def bounds_of(schedule: Schedule, settings: "Settings", *, whole: bool) -> dict[str, DecidedFrom]:
-    """Returns where the bounds of each update come from; `whole` is whether a single pass trains all tokens."""
+def bounds_fields(schedule: Schedule, settings: "Settings", *, trains_all_in_one_pass: bool) -> dict[str, DecidedFrom]:
+    """Returns those fields of `Schedule` that say from which tokens bounds are decided.
+
+    Args:
+        schedule: what verl's keys alone determine.
+        settings: the run's clipx node, built.
+        trains_all_in_one_pass: whether there is one pass over a rollout batch, as without Lopti.
+
+    Returns:
+        The fields by name, without those that keep their default, each micro-batch.
+    """
+    # Fixed bounds keep the default too, though they depend on no token.
     if not settings.adaptive or settings.scope == "micro_batch":
         return {}
-    # Without a forward pass the current policy's entropy is unknown.
-    at_ratio_one = DecidedFrom.MINI_BATCH if "entropy" in settings.method.asks_for else DecidedFrom.RATIO_ONE
+    # `asks_for` names the tensors that the method reads beside the log-probabilities. Where it reads the entropy of the
+    # current policy, ratio 1 alone does not give its statistics: entropy takes a forward pass.
+    at_ratio_one = DecidedFrom.RATIO_ONE
+    if "entropy" in settings.method.asks_for:
+        at_ratio_one = DecidedFrom.MINI_BATCH
     if settings.scope == "lagged":
-        return dict(bounds=DecidedFrom.LAGGED, bounds_of_first=DecidedFrom.LAGGED, bounds_without_past=at_ratio_one)
-    # A pass that is made anyway is used.
-    free = whole and schedule.only_at_ratio_one and not settings.selects_over_mini_batch
-    first = at_ratio_one if free else DecidedFrom.MINI_BATCH
-    return dict(bounds=DecidedFrom.MINI_BATCH, bounds_of_first=first)
+        return {
+            "bounds": DecidedFrom.LAGGED,
+            "bounds_of_first": DecidedFrom.LAGGED,
+            "bounds_without_past": at_ratio_one,
+        }
+    # A single update that starts at ratio 1 needs no extra pass. One that the selection makes anyway is used.
+    starts_at_ratio_one = trains_all_in_one_pass and schedule.only_at_ratio_one
+    bounds_of_first = DecidedFrom.MINI_BATCH
+    if starts_at_ratio_one and not settings.selects_over_mini_batch:
+        bounds_of_first = at_ratio_one
+    return {"bounds": DecidedFrom.MINI_BATCH, "bounds_of_first": bounds_of_first}
 
 
 def counted_schedule(values: keys.Values, order: str | None) -> Schedule:
@@ -182,10 +228,10 @@ def recorded_schedule(configuration: Mapping[str, Any]) -> Schedule:
     A record of an older version, or of a run without the plugin, has no schedule, but the keys that its counts follow
     from.
     """
-    names = {field.name for field in dataclasses.fields(Schedule)}
+    field_names = {field.name for field in dataclasses.fields(Schedule)}
     # The second is where older versions had it.
     for node in (f"{keys.FACTS}.record.schedule", f"{keys.FACTS}.schedule"):
-        recorded = {name: value for name, value in keys.below(configuration, node).items() if name in names}
+        recorded = {name: value for name, value in keys.below(configuration, node).items() if name in field_names}
         if recorded:
             return Schedule(**recorded)
     default = "low_first" if "clipx.update.eta" in configuration else None
