@@ -130,7 +130,7 @@ HOOKS = (
 EXPLAINING = (
     ("hydra.main", _wrap("_run_hydra", _imported("run.explaining", "run_hydra"))),
     # A main of the user's own may start Ray before verl has its configuration; only what uses Ray ends there.
-    ("ray", _wrap("init", _imported("run.explaining", "pass_over_start_of_ray"))),
+    ("ray", _wrap("init", _imported("run.explaining", "skip_ray_init"))),
     ("ray._private.auto_init_hook", _wrap("auto_init_ray", _imported("run.explaining", "end_where_ray_is_used"))),
 )
 

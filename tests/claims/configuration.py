@@ -19,7 +19,7 @@ from tests.composition import by_hydra, group_s_own
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run.keys import READ
 from verl_clipx.run.resolve import Resolved
-from verl_clipx.run.start import decide
+from verl_clipx.run.start import resolve_into_config
 
 ACTOR = "actor_rollout_ref.actor"
 MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu=6"
@@ -85,7 +85,7 @@ def decided(*overrides: str) -> tuple[DictConfig, Resolved | None]:
     values = parsed(*(override for override in overrides if override not in groups))
     config = merged(groups, values)
     named = [group.partition("=")[2] for group in groups if group.startswith("+clipx=")]
-    return config, decide(config, named=values, group=next(iter(named), None))
+    return config, resolve_into_config(config, named=values, group=next(iter(named), None))
 
 
 def refusals_in(error: BaseException | None) -> tuple[Refusal, ...]:

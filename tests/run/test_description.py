@@ -14,7 +14,7 @@ from tests.losses.methods.at import outcome, tokens_at
 from verl_clipx.losses.methods import BUILT_IN, METHODS
 from verl_clipx.run.description import describe
 from verl_clipx.run.record import RunRecord
-from verl_clipx.run.start import decide
+from verl_clipx.run.start import resolve_into_config
 from verl_clipx.training.worker.training_worker import ClipxTraining
 
 V1 = "trainer.v1.trainer_mode"
@@ -44,7 +44,7 @@ def line_of(words, group=None):
     """The line of a run with these overrides, its groups first."""
     groups = [word for word in words.split() if word.startswith("+")]
     values = parsed(*words.split()[len(groups) :])
-    return decide(merged(groups, values), group=group or groups[0].partition("=")[2]).record.line
+    return resolve_into_config(merged(groups, values), group=group or groups[0].partition("=")[2]).record.line
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_without_a_trainers_name_nothing_is_claimed_of_old_log_probs():
 def test_rank_0_of_the_workers_prints_the_drivers_line(capsys, monkeypatch, rank, times):
     monkeypatch.setattr("verl_clipx.training.worker.training_worker.get_device_id", lambda: "cpu")
     config = merged(["+clipx=sapo"], {f"{CORRECTION}.rollout_is": "sequence", f"{ACTOR}.use_torch_compile": False})
-    line = decide(config, group="sapo").record.line
+    line = resolve_into_config(config, group="sapo").record.line
     given = []
     of_verl = type("Verl", (), {"set_loss_fn": lambda self, loss_fn: given.append(loss_fn)})
     worker = type("Worker", (ClipxTraining, of_verl), {})()

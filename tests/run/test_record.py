@@ -15,7 +15,7 @@ from tests.composition import composition
 from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.run.keys import ACTOR, FACTS, flat
 from verl_clipx.run.record import SCHEMA, Loss, Resumption, RunRecord, as_json, read_record, record_of
-from verl_clipx.run.start import decide
+from verl_clipx.run.start import resolve_into_config
 from verl_clipx.run.trainer import KINDS, Trainer, trainer_of
 
 PAGE = Path("docs/record.md")
@@ -123,7 +123,7 @@ def test_what_the_start_resolved_is_in_the_record_that_the_driver_writes():
     config = composition(
         "+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28", f"{ACTOR}.clip_ratio_c=5", f"{ACTOR}.qat.enable=true"
     )
-    started = decide(config, group="grpo").record
+    started = resolve_into_config(config, group="grpo").record
     written = record_of(OmegaConf.to_container(config, resolve=True))
     assert started.loss.taken["clip_high"]["value"] == 1.28 and "QAT" in started.untested
     for name in ("trainer", "batch", "schedule", "correction", "sampling", "terms", "length", "identity", "line"):

@@ -17,7 +17,7 @@ from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.run.explaining import answer
 from verl_clipx.run.keys import FACTS, flat
 from verl_clipx.run.schedule import Schedule, position, recorded_schedule
-from verl_clipx.run.start import decide
+from verl_clipx.run.start import resolve_into_config
 from verl_clipx.training.worker.plan import plan_step, token_passes
 from verl_clipx.training.worker.state import ControllerState
 from verl_clipx.training.worker.step import RolloutBatch
@@ -153,7 +153,7 @@ def test_every_combination_gets_what_its_loss_needs(method):
 def test_it_is_the_same_in_the_record_and_older_records_have_its_counts():
     words = f"+clipx=acpo {LOPTI} {FOUR} trainer.critic_warmup=2"
     config = hydra_s(*words.split())
-    schedule = decide(config).record.schedule
+    schedule = resolve_into_config(config).record.schedule
     record = flat(OmegaConf.to_container(config, resolve=True))
     assert recorded_schedule(record) == built(config).policy_loss.run.record.schedule == schedule
     older = {key: value for key, value in record.items() if not key.startswith(f"{FACTS}.")}

@@ -31,7 +31,7 @@ from verl_clipx.run.keys import (
     row_of,
 )
 from verl_clipx.run.record import record_of
-from verl_clipx.run.start import decide
+from verl_clipx.run.start import resolve_into_config
 
 REPOSITORY = Path(__file__).parents[2]
 OFF_THE_PATH = REPOSITORY / "tests" / "run" / "fixtures" / "keys_off_the_path.txt"
@@ -102,7 +102,7 @@ def test_verls_key_becomes_the_methods(group, keys, expected):
     assert {name: config.clipx[name] for name in taken} == {name: of["value"] for name, of in taken.items()}
     assert all(of["key"] in keys and getattr(method, name) == of["value"] for name, of in taken.items())
     # Decided again, as in a notebook, it is the same.
-    again = decide(config, group=group)
+    again = resolve_into_config(config, group=group)
     assert (again.record.line, again.record.loss.taken) == (decision.record.line, taken)
 
 
@@ -301,7 +301,7 @@ def test_a_remote_backend_is_refused_however_verl_names_it():
     ):
         with_backend = OmegaConf.merge(merged(["+clipx=grpo"]), config)
         with pytest.raises(Refusal, match="runs in that backend") as error:
-            decide(with_backend)
+            resolve_into_config(with_backend)
         assert len(error.value.all) == 1
 
 

@@ -50,8 +50,8 @@ from verl_clipx.run.record import Loss, RunRecord, fields_of
 from verl_clipx.run.resolve import Resolved
 from verl_clipx.run.run_files import log_path, logs_to_file, own_log_path, record_path, resumed_step
 from verl_clipx.run.schedule import schedule_of
-from verl_clipx.run.start import decide, said_by_command_line
-from verl_clipx.run.support import has_run_on, read_costs, tested_values
+from verl_clipx.run.start import resolve_into_config, said_by_command_line
+from verl_clipx.run.support import describe_support, read_costs, tested_values
 from verl_clipx.run.trainer import FULLY_ASYNC, trainer_of
 
 # Hydra's overrides under which it writes nothing here.
@@ -67,21 +67,30 @@ _main_configuration: DictConfig | None = None
 def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Description:
     """Describes what a run with this configuration would do; `named` and `group` are as for `resolve.resolve`."""
     if OmegaConf.select(config, ROLLOUT) is None:
-        asked = [f"+{NODE}={group}: nothing reads it in supervised training. Remove it."] if NODE in config else []
-        return Description("no policy loss: this is supervised training, in which the plugin has no part", stops=asked)
+        stops = []
+        if NODE in config:
+            stops.append(f"+{NODE}={group}: nothing reads it in supervised training. Remove it.")
+        return Description("no policy loss: this is supervised training, in which the plugin has no part", stops=stops)
     loss_mode = OmegaConf.select(config, LOSS_MODE)
     try:
         resumes = restored_by_resuming(config)
-        resolved = decide(config, named=named, group=group)
+        resolved = resolve_into_config(config, named=named, group=group)
     except ValueError as error:
-        stops = [str(part) for part in error.all] if isinstance(error, Refusal) else [str(error)]
-        return Description(f"{written(loss_mode)}, refused", loss_mode, NODE in config, stops=stops)
+        errors = error.all if isinstance(error, Refusal) else [error]
+        return Description(
+            f"{written(loss_mode)}, refused",
+            loss_mode,
+            of_the_plugin=NODE in config,
+            stops=[str(part) for part in errors],
+        )
     if resolved is None:
         record = dataclasses.replace(fields_of(Leaves(config)), schedule=schedule_of(read(config)))
     else:
         record = resolved.record
-    # verl's check would calculate with a wrong number, and say no more than that it can't.
-    stops = wrong_numbers(config) or [*refused_by_verls_check(config), *what_does_not_divide(config)]
+    stops = wrong_numbers(config)
+    if not stops:
+        # With a wrong number verl's check would say no more than that it cannot calculate.
+        stops = [*refused_by_verls_check(config), *what_does_not_divide(config)]
     common = {
         "resumes": resumes,
         "cut": cut_by_context(record),
@@ -89,12 +98,12 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
         "stops": stops,
     }
     if resolved is None:
-        acting = "clipping" if loss_mode == "vanilla" else IF_IT_CLIPS
+        what_acts = "clipping" if loss_mode == "vanilla" else IF_IT_CLIPS
         return Description(
             f"{written(loss_mode)}, verl's own loss; the plugin has no part in this run",
             loss_mode,
             bounds=bounds_of_verl(record.loss),
-            updates=updates(record, acting, in_full=True),
+            updates=updates(record, what_acts, in_full=True),
             averages=record.aggregation_mode if loss_mode == "vanilla" else None,
             of_verl=terms(config, record),
             **common,
@@ -106,7 +115,7 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
         bounds=description.bounds or bounds_of_verl(record.loss),
         of_verl=[*terms(config, record), *description.of_verl],
         tested={option: values for option in description.untested if (values := tested_values(option))},
-        has_run_on=has_run_on(config),
+        has_run_on=describe_support(config),
         extra_pass=extra_pass_in_words(config, resolved),
         sequence_weights=sequence_weights_in_words(record),
         files=files(config, settings),
@@ -116,35 +125,43 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
 
 
 def bounds_of_verl(loss: Loss) -> str:
-    """Returns the bounds of verl's own loss, in words. They are known only for vanilla, verl's default loss."""
+    """Returns the bounds of verl's own loss in words. They are known only for vanilla, verl's default loss."""
     if loss.mode != "vanilla":
         return f"those of verl's own loss {written(loss.mode)}, which the plugin does not know"
+    bounds = f"ratio {interval(*clip_range(loss.widths))}"
     dual_clip = loss.widths.get("clip_ratio_c")
-    last = "clip_ratio_c null, at which verl stops" if dual_clip is None else f"clip_ratio_c {dual_clip:g}"
-    return f"ratio {interval(*clip_range(loss.widths))}; {last}"
+    if dual_clip is None:
+        return f"{bounds}; clip_ratio_c null, at which verl stops"
+    return f"{bounds}; clip_ratio_c {dual_clip:g}"
 
 
 def terms(config: DictConfig, record: RunRecord) -> list[str]:
     """Returns the terms that verl adds to the loss or to the rewards, entropy bonus and KL, and the critic's loss."""
     from verl.trainer.ppo.utils import need_critic
 
-    of_run = record.terms
-    kl_loss = f"KL loss {shown(of_run.kl_loss_kind)} {shown(of_run.kl_loss_coefficient)}"
-    in_rewards = f"KL penalty in the rewards {shown(of_run.kl_in_reward_coefficient)}"
+    recorded = record.terms
+    in_words = []
+    if recorded.entropy:
+        in_words.append(f"entropy bonus {shown(recorded.entropy)}")
+    else:
+        in_words.append("no entropy bonus")
+    if recorded.kl_loss:
+        in_words.append(f"KL loss {shown(recorded.kl_loss_kind)} {shown(recorded.kl_loss_coefficient)}")
+    else:
+        in_words.append("no KL loss")
+    if recorded.kl_in_reward:
+        in_words.append(f"KL penalty in the rewards {shown(recorded.kl_in_reward_coefficient)}")
     with warnings.catch_warnings():
         # verl warns of each run that has none.
         warnings.simplefilter("ignore")
         has_critic = need_critic(config)
-    return [
-        f"entropy bonus {shown(of_run.entropy)}" if of_run.entropy else "no entropy bonus",
-        kl_loss if of_run.kl_loss else "no KL loss",
-        *([in_rewards] if of_run.kl_in_reward else []),
-        *(["the critic's own loss"] if has_critic else []),
-    ]
+    if has_critic:
+        in_words.append("the critic's own loss")
+    return in_words
 
 
 def restored_by_resuming(config: DictConfig) -> str | None:
-    """Says that a checkpoint brings its learning rate; None if the run resumes none, or without its optimizer."""
+    """Returns that the checkpoint brings its learning rate; None if none is resumed, or not with its optimizer."""
     step = resumed_step(config)
     contents = OmegaConf.select(config, LOADED_CONTENTS)
     if not step or (contents is not None and "optimizer" not in contents):
@@ -153,12 +170,12 @@ def restored_by_resuming(config: DictConfig) -> str | None:
 
 
 def uncounted_in_words(config: DictConfig) -> str | None:
-    """Say that a script counted no node or GPU on this machine; None if all numbers are given."""
-    nothing = counted_nothing(config)
-    if not nothing:
+    """Returns that a script counted no node or GPU on this machine; None if all numbers are given."""
+    uncounted_keys = counted_nothing(config)
+    if not uncounted_keys:
         return None
-    given = " and ".join(f"{key}={written(OmegaConf.select(config, key))}" for key in nothing)
-    numbers = " ".join(f"{key}=N" for key in nothing)
+    given = " and ".join(f"{key}={written(OmegaConf.select(config, key))}" for key in uncounted_keys)
+    numbers = " ".join(f"{key}=N" for key in uncounted_keys)
     return (
         f"{given}: 0 was counted here. Where the run starts it is counted again, and whether batches divide depends "
         f"on it; add {numbers} to the command to have that checked"
@@ -166,19 +183,22 @@ def uncounted_in_words(config: DictConfig) -> str | None:
 
 
 def cut_by_context(record: RunRecord) -> str | None:
-    """Says that the server's context ends responses early; None if it holds the longest prompt with its response."""
+    """Returns that the rollout's context ends responses early; None if the longest prompt and response fit into it."""
     prompt = record.limits.prompt
     response, context = lengths_of(record)
     if context is None or response is None or context >= prompt + response:
         return None
-    whole = f"{response} beside the longest prompt, of {prompt} ({LONGEST_PROMPT})"
-    return f"cut by {CONTEXT}={record.limits.context}: it holds less than {whole}"
+    return (
+        f"cut by {CONTEXT}={record.limits.context}: it holds less than {response} beside the longest prompt, of "
+        f"{prompt} ({LONGEST_PROMPT})"
+    )
 
 
 def extra_pass_in_words(config: DictConfig, resolved: Resolved) -> str | None:
     """Returns what the extra pass costs by formula, in time, memory and bytes on the wire; None without one.
 
-    A backward pass takes as long as two forward passes, and gradient checkpointing makes one more forward pass.
+    The unit of time is one forward pass over a rollout batch. A backward pass takes two, and gradient checkpointing
+    makes one more forward pass.
     """
     from verl.trainer.ppo.utils import need_reference_policy
 
@@ -186,20 +206,25 @@ def extra_pass_in_words(config: DictConfig, resolved: Resolved) -> str | None:
     schedule = resolved.record.schedule
     if not settings.trains or schedule.extra_passes != "before each update":
         return None
-    checkpoints = bool(OmegaConf.select(config, CHECKPOINTS_GRADIENTS))
-    update = 4 if checkpoints else 3
-    share = "a quarter of an update (with gradient checkpointing)" if checkpoints else "a third of an update"
-    # Over each rollout batch: old_log_probs, reference, updates. An epoch more repeats the update and the extra pass.
+    if OmegaConf.select(config, CHECKPOINTS_GRADIENTS):
+        passes_of_update = 4
+        share_of_update = "a quarter of an update (with gradient checkpointing)"
+    else:
+        passes_of_update = 3
+        share_of_update = "a third of an update"
+    # Each epoch repeats the updates and the extra pass. old_log_probs and the reference take a pass each, once.
     epochs = resolved.record.batch.epochs or 1
-    once = int(resolved.record.trainer.recomputes_old) + int(need_reference_policy(config))
-    of_step = epochs / (epochs * update + once)
-    size = settings.method.statistics_size + settings.method.second_statistics_size
-    # With the number of tokens, all in float64.
-    wire = f"; {8 * (size + 1):,} bytes are all-reduced an update" if settings.adaptive and size else ""
-    return (
-        f"by formula a forward pass is {share}, and {100 * of_step:.0f} % of a step's other passes, so less than that "
-        f"of a step with its rollout; no activations are kept, and of the logits those of one micro-batch{wire}"
+    passes_once = int(resolved.record.trainer.recomputes_old) + int(need_reference_policy(config))
+    share_of_step = epochs / (epochs * passes_of_update + passes_once)
+    cost = (
+        f"by formula a forward pass is {share_of_update}, and {100 * share_of_step:.0f} % of a step's other passes, so "
+        "less than that of a step with its rollout; no activations are kept, and of the logits those of one micro-batch"
     )
+    size = settings.method.statistics_size + settings.method.second_statistics_size
+    if settings.adaptive and size:
+        # The statistics and the number of tokens, all in float64.
+        cost += f"; {8 * (size + 1):,} bytes are all-reduced an update"
+    return cost
 
 
 def sequence_weights_in_words(record: RunRecord) -> str | None:
@@ -219,11 +244,16 @@ def sequence_weights_in_words(record: RunRecord) -> str | None:
 
 def files(config: DictConfig, settings: Any) -> dict[str, str]:
     """Returns the places of a run's log, record and traces."""
+    places = {}
     log = own_log_path(config)
-    kept = {} if log is None else {"log": str(log), "record": str(record_path(log))}
-    if log is None and logs_to_file(config):
-        kept = {"verl's log": str(log_path(config))}
-    return kept | ({} if settings.trace is None else {"traces": str(settings.trace.folder)})
+    if log is not None:
+        places["log"] = str(log)
+        places["record"] = str(record_path(log))
+    elif logs_to_file(config):
+        places["verl's log"] = str(log_path(config))
+    if settings.trace is not None:
+        places["traces"] = str(settings.trace.folder)
+    return places
 
 
 def traces_in_words(resolved: Resolved) -> str | None:
@@ -251,10 +281,10 @@ def refused_by_verls_check(config: DictConfig) -> list[str]:
         # verl's fully asynchronous main does not call it.
         return []
     config = config.copy()
-    nothing = counted_nothing(config)
+    uncounted_keys = counted_nothing(config)
     with open_dict(config):
-        # What was not counted divides everything.
-        for key in nothing:
+        # What was not counted is 0, by which verl would divide. 1 divides everything.
+        for key in uncounted_keys:
             OmegaConf.update(config, key, 1)
         # verl would load the critic's tokenizer from the hub, and ask an installed vLLM for its LoRA ranks.
         OmegaConf.update(config, CRITIC_MODEL, None)
@@ -277,11 +307,10 @@ def end_with(description: Description) -> NoReturn:
     goes on in any case.
     """
     atexit.unregister(exit_without_configuration)
-    target = os.environ[EXPLAIN]
-    if target == "1":
+    if prints_answer():
         print("\n".join(redact(description.text)), flush=True)
         raise SystemExit(1 if description.stops else 0)
-    with open(target, "a") as file:
+    with open(os.environ[EXPLAIN], "a") as file:
         file.write(json.dumps({**dataclasses.asdict(description), "text": description.text}) + "\n")
     raise SystemExit(0)
 
@@ -307,14 +336,21 @@ def with_command_line(description: Description) -> Description:
     )
 
 
-def pass_over_start_of_ray(*_: Any) -> None:
-    """Takes the place of ray.init, and starts nothing: a main may start Ray first, and verl with a configuration then.
+def skip_ray_init(*_: Any) -> None:
+    """Takes the place of ray.init, and starts nothing: a main may start Ray before it calls verl with a configuration.
 
-    Under CLIPX_EXPLAIN=1, a process that ends without either says so. Where answers go to a file, its reader does.
+    A process that then ends without a configuration of verl's says so, if it prints its answer. Where answers go to a
+    file, `clipx explain` says that there is none.
     """
-    if os.environ[EXPLAIN] == "1":
+    if prints_answer():
+        # A main may call ray.init more than once, and the message is printed once.
         atexit.unregister(exit_without_configuration)
         atexit.register(exit_without_configuration)
+
+
+def prints_answer() -> bool:
+    """Returns whether this process prints its answer, instead of appending it to the file that `EXPLAIN` names."""
+    return os.environ[EXPLAIN] == "1"
 
 
 def exit_without_configuration() -> None:
@@ -342,16 +378,18 @@ def without_configuration(where: str) -> Description:
     return Description("no configuration seen", stops=[why])
 
 
-def run_hydra(wrapped: Callable[..., None], _: None, positional: tuple, named: dict[str, Any]) -> None:
+def run_hydra(wrapped: Callable[..., None], _: None, positional: tuple, keyword_arguments: dict[str, Any]) -> None:
     """Wraps Hydra's `_run_hydra`, so that Hydra writes nothing, and answers where a configuration does not compose.
 
     Args:
-        named: the arguments of `_run_hydra`, all of which hydra.main gives by name.
+        wrapped: `_run_hydra`.
+        positional: empty, since hydra.main gives all arguments by name.
+        keyword_arguments: those of `_run_hydra`.
     """
     # Otherwise Hydra would print its errors itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    args = named["args"]
-    task = named["task_function"]
+    args = keyword_arguments["args"]
+    task = keyword_arguments["task_function"]
     given = [*args.overrides]
 
     # Hydra finds the task's file through the wrapper.
@@ -363,7 +401,7 @@ def run_hydra(wrapped: Callable[..., None], _: None, positional: tuple, named: d
 
     args.overrides += [*NOTHING_WRITTEN, f"hydra.sweep.dir={tempfile.gettempdir()}"]
     try:
-        wrapped(*positional, **{**named, "task_function": remember_configuration})
+        wrapped(*positional, **{**keyword_arguments, "task_function": remember_configuration})
     except (HydraException, OmegaConfBaseException) as error:
         reason = reason_of_no_composition(error)
         end_with(Description("a configuration that does not compose", stops=[reason], arguments=given))

@@ -28,12 +28,12 @@ def start(config: DictConfig) -> None:
     """Decides what a run trains, prints it in one line, and stops a run that cannot be what its configuration says.
 
     Args:
-        config: verl's whole configuration; written into as by `decide`.
+        config: verl's whole configuration; written into as by `resolve_into_config`.
 
     Raises:
-        ValueError, RuntimeError, OSError: as `decide`, `require_accelerator` and `hold_log`.
+        ValueError, RuntimeError, OSError: as `resolve_into_config`, `require_accelerator` and `hold_log`.
     """
-    resolved = decide(config, **said_by_command_line())
+    resolved = resolve_into_config(config, **said_by_command_line())
     if resolved is None:
         return
     address = OmegaConf.select(config, RAY_ADDRESS)
@@ -47,15 +47,21 @@ def start(config: DictConfig) -> None:
 
 def start_unless_started(config: DictConfig) -> None:
     """Calls `start` for run_ppo, unless the entry module that calls it has done so; raises as it does."""
-    node = OmegaConf.select(config, POLICY_LOSS)
-    resolved = node is not None and "run" in node and not OmegaConf.is_interpolation(node, "run")
-    # A notebook may change a configuration and start it again.
-    if not (resolved and HydraConfig.initialized()):
+    if not HydraConfig.initialized():
+        # A notebook may change a configuration and start it again.
+        start(config)
+        return
+    policy_loss = OmegaConf.select(config, POLICY_LOSS)
+    if policy_loss is None or "run" not in policy_loss:
+        start(config)
+        return
+    # Until `resolve_into_config` has replaced it, it is the placeholder `${clipx_run:}`.
+    if OmegaConf.is_interpolation(policy_loss, "run"):
         start(config)
 
 
 def said_by_command_line() -> dict[str, Any]:
-    """Returns what only the command line of a hydra.main says, as arguments of `decide`; empty elsewhere."""
+    """Returns what only the command line of a hydra.main says, as arguments of `resolve`; empty elsewhere."""
     if not HydraConfig.initialized():
         return {}
     hydra = HydraConfig.get()
@@ -64,31 +70,47 @@ def said_by_command_line() -> dict[str, Any]:
 
 def named_keys(overrides: Collection[str]) -> dict[str, str]:
     """Returns the keys that a command line's overrides name, with their text: `+clipx.alpha=2` names clipx.alpha."""
-    words = (override.lstrip("+~").partition("=") for override in overrides)
-    return {key: text for key, _, text in words}
+    text_by_key = {}
+    for override in overrides:
+        key, _, text = override.lstrip("+~").partition("=")
+        text_by_key[key] = text
+    return text_by_key
 
 
-def decide(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Resolved | None:
-    """Resolves a run and writes the result into its configuration, in place of `${clipx_run:}`.
+def resolve_into_config(
+    config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None
+) -> Resolved | None:
+    """Resolves a run and writes the result into its configuration.
 
-    What a method takes over from verl's clip keys is written into its node. Arguments and errors are `resolve`'s.
+    The node `run` of the actor's policy_loss holds a placeholder, the interpolation `${clipx_run:}`, until then.
+
+    Args:
+        config: verl's whole configuration; nothing is written into it where the plugin has no part in the run.
+        named: the keys that the command line names, as for `resolve`.
+        group: the group that the command line chose, as for `resolve`.
 
     Returns:
-        None if the plugin has no part in the run.
+        What was resolved; None if the plugin has no part in the run.
+
+    Raises:
+        ValueError: the run cannot be what its configuration says, as `resolve` finds.
     """
     resolved = resolve(config, named=named, group=group)
     if resolved is None:
         return None
-    settings = resolved.clipx
-    run = resolved.run
     with open_dict(config):
-        node = OmegaConf.select(config, POLICY_LOSS)
-        node.run = as_node(run)
-        node[NODE].update({name: source["value"] for name, source in run.record.loss.taken.items()})
-        if settings.trace is not None:
-            node[NODE].trace.folder = settings.trace.folder
+        policy_loss = OmegaConf.select(config, POLICY_LOSS)
+        policy_loss.run = as_node(resolved.run)
+        clipx_node = policy_loss[NODE]
+        # The workers build the method from this node, so that it has to say the bounds that verl's clip keys gave.
+        for parameter, taken in resolved.run.record.loss.taken.items():
+            clipx_node[parameter] = taken["value"]
+        # The folder may follow from other keys. Workers do not know these.
+        if resolved.clipx.trace is not None:
+            clipx_node.trace.folder = resolved.clipx.trace.folder
+        # verl would refuse keys that its policy_loss does not have.
         for key in NOT_IN_VERL:
-            node.pop(key, None)
+            policy_loss.pop(key, None)
     return resolved
 
 
@@ -98,7 +120,7 @@ def hold_log(config: DictConfig) -> None:
     Where the file system cannot lock files, a line says so and the run goes on. A run without a log holds nothing.
 
     Raises:
-        RuntimeError: another run writes it (`run_lock.FolderInUse`).
+        RuntimeError: another run writes this log (`run_lock.FolderInUse`).
         OSError: its folder cannot be written to.
     """
     log = own_log_path(config)
@@ -132,8 +154,9 @@ def require_accelerator(ray_address: str | None, device: str | None = None) -> N
             f"VERL_PLATFORM=cpu but trainer.device={device}: add +hardware=cpu, which contains the settings of a "
             "CPU run, or unset VERL_PLATFORM."
         )
-    joins = ray.is_initialized() or ray_address or os.environ.get("RAY_ADDRESS") or RAY_CURRENT_CLUSTER.exists()
-    if joins or get_platform().is_available():
+    names_cluster = bool(ray_address or os.environ.get("RAY_ADDRESS"))
+    joins_cluster = names_cluster or ray.is_initialized() or RAY_CURRENT_CLUSTER.exists()
+    if joins_cluster or get_platform().is_available():
         return
     raise RuntimeError(
         "There is no GPU here and no Ray cluster to join. To run on the CPU, set VERL_PLATFORM and add +hardware=cpu:\n"

@@ -18,7 +18,7 @@ from verl_clipx.run import keys
 from verl_clipx.run.explaining import answer
 from verl_clipx.run.record import SCHEMA
 from verl_clipx.run.run_files import record_path
-from verl_clipx.run.start import decide
+from verl_clipx.run.start import resolve_into_config
 from verl_clipx.training.trainer.log import write_record
 
 WORD, PIN, TOKEN = "hunterwolf", 80138013, "hf_aB3dE5gH7jK9mN1pQ3sT5vW7"
@@ -56,7 +56,7 @@ def configured(number, places=tuple(PLANTED)):
 def started(number, places=tuple(PLANTED)):
     """The configuration as verl's driver hands it to the log."""
     config = configured(number, places)
-    decide(config)
+    resolve_into_config(config)
     return OmegaConf.to_container(config, resolve=True)
 
 
@@ -133,6 +133,6 @@ NAMED = (
 def test_neither_a_line_nor_an_explanation_has_a_credential(place):
     config = configured(1, (place,))
     assert not found_in(redact(answer(config).text))
-    line = decide(config).record.line
+    line = resolve_into_config(config).record.line
     assert line.startswith("clipx: ") and not found_in(line)
     assert not found_in(redact(f"python -m verl.trainer.main_ppo {PLANTED[place].format(1)} trainer.nnodes=1"))

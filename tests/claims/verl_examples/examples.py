@@ -22,7 +22,7 @@ from tests.composition import by_hydra
 from verl_clipx.common.verl_version import verl_version
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run.config import completed
-from verl_clipx.run.start import decide, named_keys
+from verl_clipx.run.start import named_keys, resolve_into_config
 
 HERE = Path(__file__).parent
 GROUPS = ("grpo", "acpo")
@@ -89,7 +89,7 @@ def _outcome(overrides: list[str], group: str) -> str:
     """The method's bounds and the keys that are not used, or the keys that are refused."""
     config = _compose(overrides)
     try:
-        decision = decide(config, named=named_keys(overrides), group=group)
+        decision = resolve_into_config(config, named=named_keys(overrides), group=group)
     except Refusal as refusal:
         return f"refused: {', '.join(part.key.removeprefix(f'{ACTOR}.') for part in refusal.all)}"
     node = completed(OmegaConf.to_container(config.clipx))

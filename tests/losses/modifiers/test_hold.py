@@ -20,7 +20,7 @@ from verl_clipx.losses.methods import BUILT_IN, METHODS, FixedBounds
 from verl_clipx.losses.modifiers.hold import HeldBounds, Hold, held, width_of
 from verl_clipx.run.config import build
 from verl_clipx.run.description import bounds_of
-from verl_clipx.run.start import decide
+from verl_clipx.run.start import resolve_into_config
 from verl_clipx.training.worker.state import describe_owner
 
 WITH_WIDTH = ["grpo", "gppo", "ce_gppo", "cispo", "dgpo", "two_sided", "dppo", "ipo", "gspo"]
@@ -224,7 +224,7 @@ def test_a_bound_that_nobody_says_who_has_set_is_named_as_not_used():
     held = {"clipx.hold.value": 0.02}
     for group, changed in (("grpo", {"clip_high": 1.3, "clip_low": 0.7}), ("dppo", {"threshold_low": 0.1})):
         values = held | {f"clipx.{name}": value for name, value in changed.items()}
-        line = decide(merged([f"+clipx={group}", "+clipx/hold=clip_fraction"], values)).record.line
+        line = resolve_into_config(merged([f"+clipx={group}", "+clipx/hold=clip_fraction"], values)).record.line
         for name, value in changed.items():
             assert re.search(rf"\b{name}={value} \(group: [\d.]+; not used, clipx\.hold ", line)
 

@@ -45,7 +45,7 @@ from verl_clipx.run.keys import (
     row_of,
 )
 from verl_clipx.run.schedule import Schedule
-from verl_clipx.run.start import decide
+from verl_clipx.run.start import resolve_into_config
 from verl_clipx.training.worker.layout import pad_rows
 from verl_clipx.training.worker.loss_function import with_micro_batch
 from verl_clipx.training.worker.step import OptimizerStep
@@ -238,7 +238,7 @@ def outcome(number):
     one = drawn(number)
     config = composed((f"+clipx={one.group}", *(f"+clipx/{modifier}" for modifier in one.modifiers)), one.values)
     try:
-        decision = decide(config, named=one.values, group=one.group)
+        decision = resolve_into_config(config, named=one.values, group=one.group)
         OmegaConf.resolve(config.actor_rollout_ref.actor.policy_loss)
     except Refusal as refusal:
         hold_refusal(one, refusal)
