@@ -47,17 +47,18 @@ def start(config: DictConfig) -> None:
 
 def start_unless_started(config: DictConfig) -> None:
     """Calls `start` for run_ppo, unless the entry module that calls it has done so; raises as it does."""
-    if not HydraConfig.initialized():
-        # A notebook may change a configuration and start it again.
-        start(config)
+    # In a notebook there is no Hydra. It may change a configuration that was started and start it again.
+    if HydraConfig.initialized() and is_resolved(config):
         return
+    start(config)
+
+
+def is_resolved(config: DictConfig) -> bool:
+    """Returns whether `resolve_into_config` has written its result into a configuration."""
     policy_loss = OmegaConf.select(config, POLICY_LOSS)
     if policy_loss is None or "run" not in policy_loss:
-        start(config)
-        return
-    # Until `resolve_into_config` has replaced it, it is the placeholder `${clipx_run:}`.
-    if OmegaConf.is_interpolation(policy_loss, "run"):
-        start(config)
+        return False
+    return not OmegaConf.is_interpolation(policy_loss, "run")
 
 
 def said_by_command_line() -> dict[str, Any]:
