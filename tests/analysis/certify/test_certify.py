@@ -46,8 +46,8 @@ BELOW = "the arms differ in nothing but what should differ"
     ("question", "given", "evidence"),
     [
         (BELOW, dict(second=({"change": {f"{ACTOR}.optim.lr": 3e-6}},) * 2), f"{ACTOR}.optim.lr is 1e-06 and 3e-06"),
-        (BELOW, dict(second=({"loss": {}},) * 2), "one configuration: nothing is compared"),
-        (BELOW, dict(words=["--vary", f"{ACTOR}.optim.lr"]), "the arms do not differ in it"),
+        (BELOW, dict(second=({"loss": {}},) * 2), "the same configuration, so that nothing is compared"),
+        (BELOW, dict(words=["--vary", f"{ACTOR}.optim.lr"]), f"the arms do not differ in {ACTOR}.optim.lr"),
         (
             "the runs of an arm differ in seeds only",
             dict(first=({}, {"change": {f"{ACTOR}.optim.lr": 3e-6}})),

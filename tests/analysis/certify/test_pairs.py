@@ -277,7 +277,7 @@ def test_what_should_differ_is_named(tmp_path, name, second):
     said = certified(tmp_path, second=second, words=words, code=0)
     assert name in said[BELOW]
     idle = certified(tmp_path / "idle", words=words, code=1)
-    assert f"--vary {name}: the arms do not differ in it" in idle[BELOW]
+    assert f"the arms do not differ in {name}, which --vary names" in idle[BELOW]
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,31 @@
 """Two arms of runs, what a question about them is, and how it is answered."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_clipx.analysis.runs.run import Run
 
 
 class Verdict(Enum):
-    """An answer to a question."""
+    """What became of a question, with the word that the command prints for it."""
 
     PASSED = "passed"
     FAILED = "failed"
     UNKNOWN = "not recorded"
 
 
+class Outcome(NamedTuple):
+    """The verdict on a question, and the evidence in words."""
+
+    verdict: Verdict
+    evidence: str
+
+
 @dataclass(frozen=True)
 class Answer:
-    """A question with its verdict, and the evidence in words."""
+    """A question, in the words of the output, with what became of it."""
 
     question: str
     verdict: Verdict
@@ -27,25 +34,27 @@ class Answer:
 
 @dataclass(frozen=True)
 class Arms:
-    """Two arms of runs, each at least one, and patterns of the keys in which the arms are to differ."""
+    """Two arms of runs.
+
+    Args:
+        first: the runs of the first arm, at least one.
+        second: those of the second arm, at least one.
+        vary: patterns of the keys in which the arms are to differ; empty for the loss.
+    """
 
     first: Sequence[Run]
     second: Sequence[Run]
-    vary: Sequence[str] = field(default=())
+    vary: Sequence[str] = ()
 
     @property
-    def both(self) -> tuple[Sequence[Run], Sequence[Run]]:
-        """The two arms."""
+    def pair(self) -> tuple[Sequence[Run], Sequence[Run]]:
+        """Returns the runs of the first arm and those of the second."""
         return self.first, self.second
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, those of the first arm first."""
+        """Returns all runs, those of the first arm first."""
         return [*self.first, *self.second]
-
-
-# A verdict with its evidence in words.
-Found = tuple[Verdict, str]
 
 
 @dataclass(frozen=True)
@@ -54,52 +63,72 @@ class Question:
 
     Args:
         text: what is asked, as a statement that holds if the question passed.
-        ask: returns the verdict with its evidence, of runs that all have what the question needs.
-        needs: what that is, in words; empty for nothing.
-        has: whether a run has it.
+        ask: decides the question for two arms. It is called only if every run has what the question needs.
+        needs: what a run must have for the question to be asked, in words; empty for nothing.
+        has: returns whether a run has it; called only if something is needed.
     """
 
     text: str
-    ask: Callable[[Arms], Found]
+    ask: Callable[[Arms], Outcome]
     needs: str = ""
     has: Callable[[Run], Any] = bool
 
     def answer(self, arms: Arms) -> Answer:
-        """Returns the answer; that nothing is recorded where a run lacks what the question needs."""
-        lacking = [run.name for run in arms.runs if self.needs and not self.has(run)]
+        """Returns the answer. It is "not recorded" where a run lacks what the question needs."""
+        lacking: list[str] = []
+        if self.needs:
+            lacking = [run.name for run in arms.runs if not self.has(run)]
         if lacking:
-            return Answer(self.text, Verdict.UNKNOWN, f"{self.needs}: not recorded in {listed(lacking)}")
-        verdict, evidence = self.ask(arms)
-        return Answer(self.text, verdict, evidence)
+            return Answer(
+                question=self.text,
+                verdict=Verdict.UNKNOWN,
+                evidence=f"{self.needs}: not recorded in {listed(lacking)}",
+            )
+        outcome = self.ask(arms)
+        return Answer(question=self.text, verdict=outcome.verdict, evidence=outcome.evidence)
 
 
-def question(text: str, needs: str = "", has: Callable[[Run], Any] = bool) -> Callable[..., Question]:
+def question(text: str, *, needs: str = "", has: Callable[[Run], Any] = bool) -> Callable[..., Question]:
     """Makes the decorated function a question; the arguments are as in `Question`."""
 
-    def declare(ask: Callable[[Arms], Found]) -> Question:
-        return Question(text, ask, needs, has)
+    def declare(ask: Callable[[Arms], Outcome]) -> Question:
+        return Question(text=text, ask=ask, needs=needs, has=has)
 
     return declare
 
 
-def decided(wrong: Sequence[str], right: str, unknown: Sequence[str] = ()) -> Found:
-    """Returns a failure with all that is wrong, else what is not recorded, else that the question passed."""
+def decided(wrong: Sequence[str], right: str, unknown: Sequence[str] = ()) -> Outcome:
+    """Returns the outcome of a question.
+
+    Args:
+        wrong: messages on what is wrong. With any of them the question has failed.
+        right: the evidence if it passed.
+        unknown: what is not recorded, as it continues "no record of". With any of it, and nothing wrong, the verdict is
+            `UNKNOWN`.
+    """
     if wrong:
-        return Verdict.FAILED, "; ".join(wrong)
+        return Outcome(Verdict.FAILED, "; ".join(wrong))
     if unknown:
-        return Verdict.UNKNOWN, f"no record of {'; '.join(unknown)}"
-    return Verdict.PASSED, right
+        return Outcome(Verdict.UNKNOWN, f"no record of {'; '.join(unknown)}")
+    return Outcome(Verdict.PASSED, right)
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
-    """Returns names with commas between them, and how many more there are."""
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+    """Returns the first names with commas between them, and how many more there are."""
+    first_names = ", ".join(names[:most])
+    if len(names) > most:
+        return f"{first_names} and {len(names) - most} more"
+    return first_names
 
 
-def missing_seeds(arms: Arms) -> list[str]:
-    """Returns what an arm of one run lacks, as `decided` takes what is not recorded; empty if both have two runs."""
-    names = [arm[0].name for arm in arms.both if len(arm) == 1]
+def unrecorded_second_runs(arms: Arms) -> list[str]:
+    """Returns that an arm has a single run, and so a single seed, as `decided` takes what is not recorded.
+
+    Returns:
+        One text for both arms; an empty list if each arm has two runs or more.
+    """
+    names = [arm[0].name for arm in arms.pair if len(arm) == 1]
     if not names:
         return []
-    return [f"a second run in the arm of {' and in that of '.join(names)}: one seed supports no comparison"]
+    lacking = [f"a second run in the arm of {name}" for name in names]
+    return [f"{' and of '.join(lacking)}, since one seed supports no comparison"]

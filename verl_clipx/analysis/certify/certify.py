@@ -8,7 +8,10 @@ from verl_clipx.analysis.certify.arms import Answer, Arms, Verdict
 from verl_clipx.analysis.certify.questions import answers_of
 from verl_clipx.analysis.runs.folder import read_run
 
-BETWEEN = "vs"
+# Stands on the command line between the runs of the two arms.
+SEPARATOR = "vs"
+# The width of a verdict's column, which the longest one fills with its colon: "not recorded:".
+WIDTH_OF_VERDICT = 14
 
 
 def certify(words: Sequence[str], vary: Sequence[str]) -> list[Answer]:
@@ -16,34 +19,40 @@ def certify(words: Sequence[str], vary: Sequence[str]) -> list[Answer]:
 
     Args:
         words: the paths of the runs, with `vs` between those of the two arms.
-        vary: names of what must differ between the arms, or patterns of them; nothing else may. Without any it is the
-            loss.
+        vary: keys in which the arms must differ, or patterns of keys; they may differ in nothing else. If it is empty,
+            the arms must differ in the loss.
 
     Raises:
         ValueError: there is no `vs` with a run on each side, or a run cannot be read.
         FileNotFoundError: a run has no log.
     """
-    if [*words].count(BETWEEN) != 1 or words[0] == BETWEEN or words[-1] == BETWEEN:
-        raise ValueError(f"{' '.join(words)}: name the runs of two arms: clipx certify A1 A2 {BETWEEN} B1 B2")
-    cut = words.index(BETWEEN)
+    if [*words].count(SEPARATOR) != 1 or SEPARATOR in (words[0], words[-1]):
+        raise ValueError(f"{' '.join(words)}: name the runs of two arms: clipx certify A1 A2 {SEPARATOR} B1 B2")
+    cut = words.index(SEPARATOR)
     first = [read_run(Path(word)) for word in words[:cut]]
     second = [read_run(Path(word)) for word in words[cut + 1 :]]
-    return answers_of(Arms(first, second, vary))
+    return answers_of(Arms(first=first, second=second, vary=vary))
 
 
 def exit_code(answers: Sequence[Answer]) -> int:
-    """Returns 0 if every question passed, 1 if one failed, else 3: some have no evidence."""
+    """Returns 1 if a question failed, else 3 if one has no evidence, else 0: every question passed."""
     verdicts = {answer.verdict for answer in answers}
     if Verdict.FAILED in verdicts:
         return 1
-    return 3 if Verdict.UNKNOWN in verdicts else 0
+    if Verdict.UNKNOWN in verdicts:
+        return 3
+    return 0
 
 
 def lines_of(answers: Sequence[Answer]) -> list[str]:
-    """Returns the answer in lines: a count of the verdicts, then a question a line."""
-    counts = Counter(answer.verdict for answer in answers)
-    count = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)
-    return [
-        f"{len(answers)} questions: {count}",
-        *(f"  {answer.verdict.value + ':':14}{answer.question}: {answer.evidence}" for answer in answers),
-    ]
+    """Returns what the command prints: a line that counts the verdicts, then a line for each answer.
+
+    The line of an answer has its verdict, its question and its evidence.
+    """
+    number_by_verdict = Counter(answer.verdict for answer in answers)
+    summary = ", ".join(f"{number_by_verdict[verdict]} {verdict.value}" for verdict in Verdict)
+    lines = [f"{len(answers)} questions: {summary}"]
+    for answer in answers:
+        verdict = f"{answer.verdict.value}:".ljust(WIDTH_OF_VERDICT)
+        lines.append(f"  {verdict}{answer.question}: {answer.evidence}")
+    return lines

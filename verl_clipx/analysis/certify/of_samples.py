@@ -5,7 +5,15 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from verl_clipx.analysis.certify.arms import Arms, Found, Verdict, decided, listed, missing_seeds, question
+from verl_clipx.analysis.certify.arms import (
+    Arms,
+    Outcome,
+    Verdict,
+    decided,
+    listed,
+    question,
+    unrecorded_second_runs,
+)
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.common.sentences import percent
@@ -15,8 +23,8 @@ from verl_clipx.run.trainer import OLDER
 # What verl logs of a rollout batch's data, whichever loss trains on it.
 OF_DATA = ("critic/score/", "critic/rewards/", "response_length/", "prompt_length/", "critic/advantages/")
 AGES = ("training/off_policy/trajectory_staleness_worst/max", "training/off_policy/trajectory_staleness/max")
-# A share of different responses in the first batch at which seeds are taken to repeat.
-FEW = 0.5
+# Up to this share of different responses in the first batch, the samples of a group are taken to repeat.
+SHARE_OF_REPEATING_SEEDS = 0.5
 
 
 @cache
@@ -28,13 +36,14 @@ def data_by_step(run: Run) -> dict[int, tuple[float, ...]]:
     return {step: tuple(row) for step, row in run.log[columns].dropna().iterrows() if len({*row}) > 2}
 
 
-@question("every seed reached its run", "the seed (data.seed)", lambda run: run.seed is not None)
-def seeds_reach(arms: Arms) -> Found:
+@question("every seed reached its run", needs="the seed (data.seed)", has=lambda run: run.seed is not None)
+def seeds_reach(arms: Arms) -> Outcome:
     """Did every seed reach its run, so that it saw other prompts and drew other samples?"""
     wrong: list[str] = []
-    unknown = missing_seeds(arms)
+    unknown = unrecorded_second_runs(arms)
     seen: set[str] = set()
-    for left, right in [pair for arm in arms.both for pair in itertools.combinations(arm, 2)]:
+    pairs = [*itertools.combinations(arms.first, 2), *itertools.combinations(arms.second, 2)]
+    for left, right in pairs:
         names = f"{left.name} and {right.name}"
         logged = data_by_step(left).keys() & data_by_step(right).keys()
         if left.seed == right.seed:
@@ -64,11 +73,13 @@ def comparable_steps(left: Run, right: Run) -> list[int]:
 def uncovered(left: Run, right: Run) -> list[str]:
     """Returns which common steps of two runs lack fingerprints to compare, as `decided` takes what is not recorded."""
     common = [step for step in left.log.index.intersection(right.log.index) if step > 0]
-    without = sorted({*common} - {*comparable_steps(left, right)})
-    if not without:
+    missing = sorted({*common} - {*comparable_steps(left, right)})
+    if not missing:
         return []
-    evidence = f"the fingerprints of {covered(left, right)} are no evidence of others"
-    return [f"step {without[0]} and {len(without) - 1} more in {left.name} and {right.name}: {evidence}"]
+    return [
+        f"step {missing[0]} and {len(missing) - 1} more in {left.name} and {right.name}: the fingerprints of "
+        f"{covered(left, right)} are no evidence of others"
+    ]
 
 
 def covered(left: Run, right: Run) -> str:
@@ -88,8 +99,8 @@ def shared(left: Run, right: Run, name: str) -> float:
     return sum(left.batches[step][name] == right.batches[step][name] for step in steps) / len(steps)
 
 
-@question("the responses of a group differ", "fingerprints of responses", lambda run: run.batches)
-def samples_differ(arms: Arms) -> Found:
+@question("the responses of a group differ", needs="fingerprints of responses", has=lambda run: run.batches)
+def samples_differ(arms: Arms) -> Outcome:
     """Were the responses of a group drawn apart, or by one seed again and again? The first batch says it best."""
     wrong: list[str] = []
     unknown: list[str] = []
@@ -101,26 +112,28 @@ def samples_differ(arms: Arms) -> Found:
             continue
         share = batch["distinct"] / batch["sequences"]
         shares.append(share)
-        if share <= FEW:
+        if share <= SHARE_OF_REPEATING_SEEDS:
             wrong.append(f"{run.name}: {percent(share)} of the first batch's")
     return decided(wrong, f"{percent(min(shares, default=0))} or more of the first batch's", unknown)
 
 
-@question("runs of one seed are paired", "fingerprints of prompts", lambda run: run.batches)
-def are_paired(arms: Arms) -> Found:
+@question("runs of one seed are paired", needs="fingerprints of prompts", has=lambda run: run.batches)
+def are_paired(arms: Arms) -> Outcome:
     """Did runs of one seed see the same prompts in the same order in both arms?"""
     pairs = pairs_by_seed(arms)
     if not pairs:
-        return Verdict.PASSED, "not paired (no seed in both arms): compare them as independent runs"
-    apart = [f"{left.name} and {right.name}" for left, right in pairs if not comparable_steps(left, right)]
-    if apart:
-        return Verdict.UNKNOWN, f"no step has fingerprints that can be compared in {listed(apart)}"
-    others = [pair for pair in pairs if shared(*pair, "prompts") < 1]
-    if others:
-        seeds = listed([str(left.seed) for left, _ in others])
+        return Outcome(Verdict.PASSED, "not paired (no seed in both arms): compare them as independent runs")
+    incomparable = [f"{left.name} and {right.name}" for left, right in pairs if not comparable_steps(left, right)]
+    if incomparable:
+        return Outcome(Verdict.UNKNOWN, f"no step has fingerprints that can be compared in {listed(incomparable)}")
+    unlike = [(left, right) for left, right in pairs if shared(left, right, "prompts") < 1]
+    if unlike:
+        seeds = listed([str(left.seed) for left, _ in unlike])
         reason = f"other prompts under the seed {seeds}, be it other data or another order"
-        return Verdict.PASSED, f"not paired ({reason}): compare them as independent runs"
-    unknown = [text for pair in pairs for text in uncovered(*pair)]
+        return Outcome(Verdict.PASSED, f"not paired ({reason}): compare them as independent runs")
+    unknown: list[str] = []
+    for left, right in pairs:
+        unknown += uncovered(left, right)
     return decided([], f"paired by seed: {listed([str(left.seed) for left, _ in pairs])}", unknown)
 
 
@@ -131,7 +144,7 @@ def pairs_by_seed(arms: Arms) -> list[tuple[Run, Run]]:
 
 
 @question("what differs reached the runs")
-def arms_part(arms: Arms) -> Found:
+def arms_part(arms: Arms) -> Outcome:
     """Did the arms train on other samples once a first update was made? The same ones mean that both trained one loss.
 
     Before the first update both have the same weights, so that equal samples in the first step are as it should be.
@@ -169,30 +182,37 @@ def trained_on(run: Run, step: int) -> Any:
 
 
 @question("no batch was trained twice")
-def trained_once(arms: Arms) -> Found:
+def trained_once(arms: Arms) -> Outcome:
     """Was no batch trained on twice, and did the updates of each step train what its batch has?"""
-    wrong, unknown = [], []
+    wrong: list[str] = []
+    unknown: list[str] = []
     for run in arms.runs:
-        wrong += [f"{run.name}: {what}" for what in wrong_updates(run)]
-        of_step = rows_by_step(run) or data_by_step(run)
-        if not of_step:
+        wrong += [f"{run.name}: {message}" for message in wrong_updates(run)]
+        data_of_steps = rows_by_step(run) or data_by_step(run)
+        if not data_of_steps:
             unknown.append(f"the batches' data in {run.name}")
         if len({definition_of(batch) for batch in run.batches.values()}) > 1:
             unknown.append(f"fingerprints of one definition in {run.name}, which two versions of the plugin made")
         missing = [step for step in run.values(keys.STEP).index if step > 0 and step not in run.batches]
         if run.batches and missing:
             unknown.append(f"fingerprints of {len(missing)} steps in {run.name}, step {missing[0]} the first of them")
-        first: dict[Any, int] = {}
-        again = [(step, first[rows]) for step, rows in sorted(of_step.items()) if first.setdefault(rows, step) != step]
-        if again:
-            step, before = again[0]
+        first_step: dict[Any, int] = {}
+        repetitions: list[tuple[int, int]] = []
+        for step, data in sorted(data_of_steps.items()):
+            if data in first_step:
+                repetitions.append((step, first_step[data]))
+            else:
+                first_step[data] = step
+        if repetitions:
+            step, earlier = repetitions[0]
             wrong.append(
-                f"{run.name}: step {step} has the data of step {before}; {len(again)} of {len(of_step)} repeat one"
+                f"{run.name}: step {step} has the data of step {earlier}; {len(repetitions)} of {len(data_of_steps)} "
+                "repeat one"
             )
-    by = "fingerprints" if all(run.batches for run in arms.runs) else "logged rewards and lengths"
+    measure = "fingerprints" if all(run.batches for run in arms.runs) else "logged rewards and lengths"
     if all("updates" in batch for run in arms.runs for batch in run.batches.values()):
-        by = f"{by} and updates"
-    return decided(wrong, f"by {by} of each step", unknown)
+        measure = f"{measure} and updates"
+    return decided(wrong, right=f"by {measure} of each step", unknown=unknown)
 
 
 def rows_by_step(run: Run) -> dict[int, tuple[int, str]]:
@@ -201,20 +221,25 @@ def rows_by_step(run: Run) -> dict[int, tuple[int, str]]:
 
 
 def wrong_updates(run: Run) -> list[str]:
-    """Returns what is wrong with the rows of a run's updates: those of an earlier step, or not those of their batch."""
-    first: dict[str, int] = {}
+    """Returns messages on the first step in which the rows of a run's updates are wrong; empty if there is none.
+
+    They are those of an earlier step's update, or are not those of the step's batch.
+    """
+    first_step: dict[str, int] = {}
     for step, batch in sorted(run.batches.items()):
         updates = batch.get("updates", [])
         wrong = []
-        repeated = [update for update in updates if update in first]
+        repeated = [update for update in updates if update in first_step]
         if repeated:
-            wrong.append(f"an update of step {step} has the rows of one of step {first[repeated[0]]}")
+            wrong.append(f"an update of step {step} has the rows of one of step {first_step[repeated[0]]}")
         if updates and not trains_all(updates, batch["rows"]):
             wrong.append(f"the updates of step {step} trained other rows than its batch has")
         if wrong:
             return wrong
         # An update without a token that counts has the fingerprint 0.
-        first |= {update: step for update in updates if int(update, 16)}
+        for update in updates:
+            if int(update, 16):
+                first_step[update] = step
     return []
 
 
@@ -229,12 +254,15 @@ def trains_all(updates: Sequence[str], rows: str) -> bool:
     return any(trained == int(rows, 16) * times % 2**64 for times in range(1, len(updates) + 1))
 
 
-@question("no sample was older than allowed", "the configuration", lambda run: run.configuration)
-def not_older(arms: Arms) -> Found:
+@question("no sample was older than allowed", needs="the configuration", has=lambda run: run.configuration)
+def not_older(arms: Arms) -> Outcome:
     """Was no sample older than the configuration allows?"""
-    wrong, unknown, ages = [], [], []
+    wrong: list[str] = []
+    unknown: list[str] = []
+    ages: list[float] = []
     for run in arms.runs:
-        allowed, age = run.record.trainer.oldest_allowed, oldest_in(run)
+        allowed = run.record.trainer.oldest_allowed
+        age = oldest_in(run)
         if age is None and run.record.trainer.kind == OLDER:
             continue
         if age is None:

@@ -3,7 +3,15 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from verl_clipx.analysis.certify.arms import Arms, Found, Verdict, decided, listed, missing_seeds, question
+from verl_clipx.analysis.certify.arms import (
+    Arms,
+    Outcome,
+    Verdict,
+    decided,
+    listed,
+    question,
+    unrecorded_second_runs,
+)
 from verl_clipx.analysis.certify.settings import LOSS, compared_values, differing, matches
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
@@ -29,74 +37,121 @@ PACKAGES = ("verl", "torch", "transformers", "verl-clipx")
 ENGINES = ("vllm", "sglang")
 # What `--vary` calls the hash of the plugin's files, as the driver carried it to the workers.
 OWN_FILES = f"{FACTS}.identity.package"
-# A mean difference of probabilities up to which engines differ by rounding, and how often the one of another run is in
-# the difference that is taken for more.
-NEAR, FARTHER = 1e-3, 4
-# How many characters of a hash tell two of them apart for a reader.
-SHOWN = 8
+# Up to this mean difference between the sampler's and the trainer's probabilities, rounding explains it.
+DIFFERENCE_BY_ROUNDING = 1e-3
+# One run's mean difference is too large if it is this many times another's, and that of rounding.
+TIMES_TOO_LARGE = 4
+# So many characters of a hash are shown, enough for a reader to tell two of them apart.
+SHOWN_CHARACTERS = 8
 # What a run without a checkpoint started from.
 FROM_MODEL = "the model"
 
 
-@question("the arms differ in nothing but what should differ", "the configuration", lambda run: run.configuration)
-def differ_as_stated(arms: Arms) -> Found:
+@question(
+    "the arms differ in nothing but what should differ",
+    needs="the configuration",
+    has=lambda run: run.configuration,
+)
+def differ_as_stated(arms: Arms) -> Outcome:
     """Do the arms differ in what should differ, and in nothing else?"""
-    apart = between(arms, compared_values)
+    should_differ = arms.vary or LOSS
+    differences = differences_between(arms, compared_values)
     wrong: list[str] = []
-    for key, (first, second) in apart.items():
-        if not matches(key, arms.vary or LOSS):
-            wrong.append(in_words(key, first, second))
+    for key, (first_value, second_value) in differences.items():
+        if not matches(key, should_differ):
+            wrong.append(describe_difference(key, first_value, second_value))
     if wrong and not arms.vary:
-        wrong[-1] += " (what should differ beside the loss: --vary KEY)"
-    varied = [*between(arms, values_besides), *apart]
+        # The advice stands once, behind the last difference.
+        last_difference = wrong.pop()
+        wrong.append(f"{last_difference} (name what should differ beside the loss: --vary KEY)")
+    differing_names = [*differences_between(arms, further_values), *differences]
     for pattern in arms.vary:
-        if not any(matches(name, [pattern]) for name in varied):
-            wrong.append(f"--vary {pattern}: the arms do not differ in it")
-    if not apart and not arms.vary:
-        wrong.append("the arms have one configuration: nothing is compared")
-    as_stated = [name for name in varied if matches(name, arms.vary or LOSS)]
-    return decided(wrong, f"in {listed(as_stated)}")
+        if not any(matches(name, [pattern]) for name in differing_names):
+            wrong.append(f"the arms do not differ in {pattern}, which --vary names")
+    if not differences and not arms.vary:
+        wrong.append("the arms have the same configuration, so that nothing is compared")
+    as_stated = [name for name in differing_names if matches(name, should_differ)]
+    return decided(wrong, right=f"in {listed(as_stated)}")
 
 
-def in_words(key: str, first: str | None, second: str | None) -> str:
-    """Says by a key's two values in JSON, None for unset, that they differ; of texts that no record keeps no more."""
-    if any(is_hash(json.loads(value)) for value in (first, second) if value is not None):
-        return f"{key} differs"
+def describe_difference(key: str, first: str | None, second: str | None) -> str:
+    """Returns the message that the arms differ in a key.
+
+    Args:
+        key: the key of the configuration.
+        first: its value in the first arm, in JSON; None if it is unset there.
+        second: its value in the second arm, as `first`.
+
+    Returns:
+        The message, without the values where the record keeps only the hash of one.
+    """
+    for value in (first, second):
+        if value is not None and is_hash(json.loads(value)):
+            return f"{key} differs"
     return f"{key} is {first or 'unset'} and {second or 'unset'}"
 
 
-def between(arms: Arms, values_of: Callable[[Run], Mapping[str, str]]) -> dict[str, tuple[str | None, str | None]]:
-    """Returns what sets the arms apart: name to the value of each arm's first run, None where it lacks the name."""
-    cut = len(arms.first)
-    return {
-        name: (values[0], values[cut])
-        for name, values in differing(arms.runs, values_of).items()
-        if {*values[:cut]} != {*values[cut:]}
-    }
+def differences_between(
+    arms: Arms, values_of: Callable[[Run], Mapping[str, str]]
+) -> dict[str, tuple[str | None, str | None]]:
+    """Returns what sets the arms apart.
+
+    Args:
+        arms: the two arms.
+        values_of: returns the values of a run by their names.
+
+    Returns:
+        From each name whose set of values is another in each arm to its values in the first run of the first arm and
+        in the first run of the second; None where such a run lacks the name.
+    """
+    differences = {}
+    runs_of_first = len(arms.first)
+    for name, values in differing(arms.runs, values_of).items():
+        first_values = values[:runs_of_first]
+        second_values = values[runs_of_first:]
+        if {*first_values} != {*second_values}:
+            differences[name] = (first_values[0], second_values[0])
+    return differences
 
 
-def values_besides(run: Run) -> dict[str, str]:
-    """Returns what `--vary` may name beside the keys of the configuration that are compared: versions and contents."""
-    contents = {key: content_of(run) for key, content_of in CONTENTS.items()}
-    contents |= dict.fromkeys(REWARD_PATHS, run.record.reward)
-    named = {key: content.hash or " ".join(content.paths) for key, content in contents.items()}
-    named |= {key: run.record.files.get(key) or path for key, path in further_files(run.configuration).items()}
-    started = {RESUME_PATH: start_of(run) or str(run.record.resumption.path)}
-    return {name: value for name, value in (named | started | versions_of(run)).items() if value}
+def further_values(run: Run) -> dict[str, str]:
+    """Returns what `--vary` may name beside the keys of the configuration that are compared.
+
+    These are the hashes of what a run read, or its paths where they are not recorded, what it started from, and its
+    versions, by name. Empty ones are left out.
+    """
+    values: dict[str, str | None] = {}
+    for key, content_of in CONTENTS.items():
+        content = content_of(run)
+        values[key] = content.hash or " ".join(content.paths)
+    reward = run.record.reward
+    for key in REWARD_PATHS:
+        values[key] = reward.hash or " ".join(reward.paths)
+    for key, path in further_files(run.configuration).items():
+        values[key] = run.record.files.get(key) or path
+    values[RESUME_PATH] = start_of(run) or str(run.record.resumption.path)
+    values.update(versions_of(run))
+    return {name: value for name, value in values.items() if value}
 
 
-@question("the runs of an arm differ in seeds only", "the configuration", lambda run: run.configuration)
-def differ_in_seeds_only(arms: Arms) -> Found:
+@question("the runs of an arm differ in seeds only", needs="the configuration", has=lambda run: run.configuration)
+def differ_in_seeds_only(arms: Arms) -> Outcome:
     """Do the runs of an arm differ in their seeds only?"""
-    names = {name for arm in arms.both for name in differing(arm, compared_values)}
-    wrong = [f"the runs of one arm differ in {name}" for name in sorted(names)]
-    if any(len({run.record.identity.get("function") for run in arm}) > 1 for arm in arms.both):
+    differing_keys: set[str] = set()
+    differs_in_function = False
+    for arm in arms.pair:
+        differing_keys.update(differing(arm, compared_values))
+        functions = {run.record.identity.get("function") for run in arm}
+        if len(functions) > 1:
+            differs_in_function = True
+    wrong = [f"the runs of one arm differ in {key}" for key in sorted(differing_keys)]
+    if differs_in_function:
         wrong.append("the runs of one arm differ in the source of clipx.function")
-    return decided(wrong, "no other key differs", missing_seeds(arms))
+    return decided(wrong, right="no other key differs", unknown=unrecorded_second_runs(arms))
 
 
-@question("one version of each package", "versions", lambda run: run.record.versions)
-def same_versions(arms: Arms) -> Found:
+@question("one version of each package", needs="versions", has=lambda run: run.record.versions)
+def same_versions(arms: Arms) -> Outcome:
     """Had all runs the same verl, torch, transformers, rollout engine, plugin, of one commit, and accelerators?"""
     wrong: list[str] = []
     unknown = [f"the version of {package} in {run.name}" for run in arms.runs for package in missing_packages(run)]
@@ -115,10 +170,11 @@ def same_versions(arms: Arms) -> Found:
 
 def versions_of(run: Run) -> dict[str, str]:
     """Returns a run's versions, the plugin's commit and hash, and the kinds of accelerators, named as for `--vary`."""
-    named = {f"versions.{package}": version for package, version in run.record.versions.items()}
-    named |= {"commit": run.record.commit, OWN_FILES: run.record.identity.get("package")}
-    named["machines.accelerators"] = ", ".join(run.record.machines.accelerators)
-    return {name: str(value) for name, value in named.items() if value}
+    values = {f"versions.{package}": version for package, version in run.record.versions.items()}
+    values["commit"] = run.record.commit
+    values[OWN_FILES] = run.record.identity.get("package")
+    values["machines.accelerators"] = ", ".join(run.record.machines.accelerators)
+    return {name: str(value) for name, value in values.items() if value}
 
 
 def missing_packages(run: Run) -> list[str]:
@@ -154,75 +210,102 @@ CONTENTS: dict[str, Callable[[Run], Content]] = {
 }
 
 
-@question("one model", "the configuration", lambda run: run.configuration)
-def same_model(arms: Arms) -> Found:
+@question("one model", needs="the configuration", has=lambda run: run.configuration)
+def same_model(arms: Arms) -> Outcome:
     """Had all runs the same model and tokenizer, and the same critic if there is one?"""
-    with_critic = any(run.record.estimator == "gae" for run in arms.runs)
-    return same_contents(arms, [MODEL_PATH, CRITIC_MODEL_PATH] if with_critic else [MODEL_PATH])
+    compared_keys = [MODEL_PATH]
+    if any(run.record.estimator == "gae" for run in arms.runs):
+        compared_keys.append(CRITIC_MODEL_PATH)
+    return same_contents(arms, compared_keys)
 
 
-@question("one set of data", "the configuration", lambda run: run.configuration)
-def same_data(arms: Arms) -> Found:
+@question("one set of data", needs="the configuration", has=lambda run: run.configuration)
+def same_data(arms: Arms) -> Outcome:
     """Did all runs read the same files, to train on and to validate on?"""
     return same_contents(arms, [TRAINING_FILES, VALIDATION_FILES])
 
 
-def same_contents(arms: Arms, keys: Sequence[str]) -> Found:
-    """Answers whether what the runs read has one content, by the key of each."""
+def same_contents(arms: Arms, compared_keys: Sequence[str]) -> Outcome:
+    """Returns whether what each of the keys names has one content in all runs; keys of `--vary` are not asked about."""
     wrong: list[str] = []
     unknown: list[str] = []
-    asked = [key for key in keys if not matches(key, arms.vary)]
-    for key in asked:
-        apart, lacking = compare_hashes(key, {run.name: CONTENTS[key](run).hash for run in arms.runs})
-        wrong += apart
-        unknown += lacking
-    right = f"one hash of what {' and '.join(asked)} names" if asked else f"{' and '.join(keys)} should differ"
+    asked_keys = [key for key in compared_keys if not matches(key, arms.vary)]
+    for key in asked_keys:
+        hash_by_run = {run.name: CONTENTS[key](run).hash for run in arms.runs}
+        differences, missing = compare_hashes(key, hash_by_run)
+        wrong += differences
+        unknown += missing
+    if asked_keys:
+        right = f"one hash of what {' and '.join(asked_keys)} names"
+    else:
+        right = f"{' and '.join(compared_keys)} should differ"
     return decided(wrong, right, unknown)
 
 
-def compare_hashes(key: str, hashes: Mapping[str, str | None]) -> tuple[list[str], list[str]]:
-    """Returns what is wrong with the hashes of what a key names, and what is not recorded, as `decided` takes them.
+def compare_hashes(key: str, hash_by_run: Mapping[str, str | None]) -> tuple[list[str], list[str]]:
+    """Compares the hashes of what a key names.
 
     Args:
-        hashes: run to hash.
+        key: the key of the configuration.
+        hash_by_run: from a run's name to the hash; None where it is not recorded.
+
+    Returns:
+        Messages on what is wrong, and what is not recorded, as `decided` takes both.
     """
     wrong: list[str] = []
     unknown: list[str] = []
-    by_kind: dict[bool, set[str]] = {True: set(), False: set()}
-    for digest in filter(None, hashes.values()):
-        by_kind[digest.startswith(OF_COMMIT)].add(digest.removeprefix(OF_COMMIT)[:SHOWN])
-    for known in by_kind.values():
-        if len(known) > 1:
-            wrong.append(f"what {key} names has the hashes {listed(sorted(known))}")
-    if all(by_kind.values()):
+    # A name on the hub has the hash of a commit, a folder that of its files. The two cannot be compared.
+    hashes_of_commits: set[str] = set()
+    hashes_of_files: set[str] = set()
+    for digest in hash_by_run.values():
+        if not digest:
+            continue
+        shown = digest.removeprefix(OF_COMMIT)[:SHOWN_CHARACTERS]
+        if digest.startswith(OF_COMMIT):
+            hashes_of_commits.add(shown)
+        else:
+            hashes_of_files.add(shown)
+    for hashes in (hashes_of_commits, hashes_of_files):
+        if len(hashes) > 1:
+            wrong.append(f"what {key} names has the hashes {listed(sorted(hashes))}")
+    if hashes_of_commits and hashes_of_files:
         unknown.append(f"whether the folder and the name on the hub that {key} names are one model")
-    lacking = [name for name, digest in hashes.items() if not digest]
+    lacking = [name for name, digest in hash_by_run.items() if not digest]
     if lacking:
         unknown.append(f"the hash of what {key} names in {listed(lacking)}")
     return wrong, unknown
 
 
-@question("one content of each further file", "the configuration", lambda run: run.configuration)
-def same_files(arms: Arms) -> Found:
-    """Had all runs the same data class, tools, agent loops and further models, where the configuration names files?"""
+@question("one content of each further file", needs="the configuration", has=lambda run: run.configuration)
+def same_further_files(arms: Arms) -> Outcome:
+    """Had each further file that the configuration names one content in all runs?
+
+    Further files are those of data classes, tools, agent loops and further models (`run.keys.further_files`).
+    """
     wrong: list[str] = []
     unknown: list[str] = []
-    named = {run.name: further_files(run.configuration) for run in arms.runs}
-    named_keys = sorted({key for files in named.values() for key in files if not matches(key, arms.vary)})
-    for key in named_keys:
-        without = [name for name, files in named.items() if key not in files]
-        if without:
-            wrong.append(f"{key} is not set in {listed(without)}")
+    files_by_run = {run.name: further_files(run.configuration) for run in arms.runs}
+    all_keys: set[str] = set()
+    for files in files_by_run.values():
+        all_keys.update(files)
+    asked_keys = sorted(key for key in all_keys if not matches(key, arms.vary))
+    for key in asked_keys:
+        names_without_key = [name for name, files in files_by_run.items() if key not in files]
+        if names_without_key:
+            wrong.append(f"{key} is not set in {listed(names_without_key)}")
             continue
-        apart, lacking = compare_hashes(key, {run.name: run.record.files.get(key) for run in arms.runs})
-        wrong += apart
-        unknown += lacking
-    right = f"one hash of what {listed(named_keys)} names" if named_keys else "the configuration names none"
+        hash_by_run = {run.name: run.record.files.get(key) for run in arms.runs}
+        differences, missing = compare_hashes(key, hash_by_run)
+        wrong += differences
+        unknown += missing
+    right = "the configuration names none"
+    if asked_keys:
+        right = f"one hash of what {listed(asked_keys)} names"
     return decided(wrong, right, unknown)
 
 
 @question("one start")
-def same_start(arms: Arms) -> Found:
+def same_start(arms: Arms) -> Outcome:
     """Did all runs start from the model, or from one checkpoint?"""
     starts = {run.name: start_of(run) for run in arms.runs}
     known = sorted({start for start in starts.values() if start is not None})
@@ -238,38 +321,43 @@ def same_start(arms: Arms) -> Found:
 
 
 def samplers_unlike(arms: Arms) -> list[str]:
-    """Returns that a sampler was much farther from its trainer than another in the first step, if it was.
+    """Returns a message if one run's sampler was much farther from its trainer than another's in the first step.
 
-    The weights are the same ones there, so that another precision, temperature or set of weights is the reason, unless
-    the arms are to differ in more than the loss.
+    All runs have the same weights there, so that another precision, temperature or set of weights is the reason. No
+    message is returned if the arms are to differ in more than the loss, or if a run did not log the distance.
     """
     if any(not matches(pattern, LOSS) for pattern in arms.vary):
         return []
-    distances = {run.name: run.values(keys.MISMATCH) for run in arms.runs}
-    first = {name: float(values.iloc[0]) for name, values in distances.items() if len(values)}
-    if len(first) < len(arms.runs):
+    distances = {}
+    for run in arms.runs:
+        logged = run.values(keys.MISMATCH)
+        if len(logged):
+            distances[run.name] = float(logged.iloc[0])
+    if len(distances) < len(arms.runs):
         return []
-    nearest = min(first, key=first.__getitem__)
-    farthest = max(first, key=first.__getitem__)
-    if first[farthest] < FARTHER * max(first[nearest], NEAR):
+    nearest = min(distances, key=distances.__getitem__)
+    farthest = max(distances, key=distances.__getitem__)
+    if distances[farthest] < TIMES_TOO_LARGE * max(distances[nearest], DIFFERENCE_BY_ROUNDING):
         return []
-    far = f"{first[farthest]:.2g} in {farthest} and {first[nearest]:.2g} in {nearest}"
-    return [f"the sampler's probabilities were {far} from the trainer's in the first step"]
+    return [
+        f"the sampler's probabilities were {distances[farthest]:.2g} in {farthest} and {distances[nearest]:.2g} in "
+        f"{nearest} from the trainer's in the first step"
+    ]
 
 
 def start_of(run: Run) -> str | None:
-    """Returns what a run started from; None for a checkpoint whose hash it does not have."""
+    """Returns what a run started from, in words; None for a checkpoint whose hash the record does not have."""
     if run.record.start.paths:
         digest = run.record.start.hash
-        return None if digest is None else f"the checkpoint {digest[:SHOWN]}"
-    first = min((step for step in run.log.index if step > 0), default=1)
-    if first > 1 or run.record.resumption.is_named:
+        return None if digest is None else f"the checkpoint {digest[:SHOWN_CHARACTERS]}"
+    first_step = min((step for step in run.log.index if step > 0), default=1)
+    if first_step > 1 or run.record.resumption.is_named:
         return None
     return FROM_MODEL
 
 
-@question("one denominator", LOSS_AGG_MODE, lambda run: run.record.aggregation)
-def same_denominator(arms: Arms) -> Found:
+@question("one denominator", needs=LOSS_AGG_MODE, has=lambda run: run.record.aggregation)
+def same_denominator(arms: Arms) -> Outcome:
     """Is the loss averaged in the same way in both arms?"""
     modes = sorted({run.record.aggregation for run in arms.runs})
     wrong: list[str] = []
@@ -278,27 +366,35 @@ def same_denominator(arms: Arms) -> Found:
     return decided(wrong, ", ".join(modes))
 
 
-@question("one reward", "the configuration", lambda run: run.configuration)
-def same_reward(arms: Arms) -> Found:
+@question("one reward", needs="the configuration", has=lambda run: run.configuration)
+def same_reward(arms: Arms) -> Outcome:
     """Is the reward the same function, of a file with the same content?"""
-    first = arms.runs[0]
-    others = [run.name for run in arms.runs if reward_of(run, arms.vary) != reward_of(first, arms.vary)]
-    if others:
-        return Verdict.FAILED, f"another reward than in {first.name}: {listed(others)}"
+    reference = arms.runs[0]
+    expected = reward_of(reference, arms.vary)
+    unlike = [run.name for run in arms.runs if reward_of(run, arms.vary) != expected]
+    if unlike:
+        return Outcome(Verdict.FAILED, f"another reward than in {reference.name}: {listed(unlike)}")
     if not any(run.record.reward.paths for run in arms.runs):
-        return Verdict.PASSED, "verl's own, chosen by the data's source"
+        return Outcome(Verdict.PASSED, "verl's own, chosen by the data's source")
     if any(matches(path, arms.vary) for path in REWARD_PATHS):
-        return Verdict.PASSED, "the file should differ"
+        return Outcome(Verdict.PASSED, "the file should differ")
     hashes = {run.record.reward.hash for run in arms.runs}
     if len(hashes - {None}) > 1:
-        return Verdict.FAILED, "the reward's file differs between runs"
+        return Outcome(Verdict.FAILED, "the reward's file differs between runs")
     if None in hashes:
-        return Verdict.UNKNOWN, "the hash of the reward's file: not recorded in some runs"
-    return Verdict.PASSED, "one file by its hash"
+        return Outcome(Verdict.UNKNOWN, "the hash of the reward's file: not recorded in some runs")
+    return Outcome(Verdict.PASSED, "one file by its hash")
 
 
 def reward_of(run: Run, vary: Sequence[str]) -> dict[str, object]:
-    """Returns a run's keys of the reward that should not differ, a path only by whether there is one."""
+    """Returns the keys of a run's reward that should not differ, with their values.
+
+    The value of a path is whether it is set: files are compared by their content.
+    """
     nodes = (*REWARD_FUNCTIONS, *REWARD_MODELS)
-    keys = {key: value for key, value in run.configuration.items() if key.startswith(nodes) and not matches(key, vary)}
-    return {key: bool(value) if key in REWARD_PATHS else value for key, value in keys.items()}
+    values = {}
+    for key, value in run.configuration.items():
+        if not key.startswith(nodes) or matches(key, vary):
+            continue
+        values[key] = bool(value) if key in REWARD_PATHS else value
+    return values

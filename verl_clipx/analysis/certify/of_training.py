@@ -1,9 +1,12 @@
 """The questions about what the losses did: steps and updates, the clip, the receipt, the validations."""
 
 import math
+from collections.abc import Sequence
 from statistics import mean
 
-from verl_clipx.analysis.certify.arms import Arms, Found, decided, listed, question
+import pandas
+
+from verl_clipx.analysis.certify.arms import Arms, Outcome, Verdict, decided, listed, question
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.floor import (
     clipped_by_step,
@@ -20,82 +23,155 @@ from verl_clipx.run.record import ReceiptResult
 
 # What a receipt takes for rounding where the record doesn't say in which precision the run computes: bfloat16's.
 COARSEST = max(TOLERANCES.values())
-# Shares of prompts or updates that differ by less are alike: single ones are lost in sound runs too.
-ALIKE = 0.05
-# Of a learning rate, which every run computes in the same way.
-SAME_RATE = 1e-6
+# Shares of responses, tokens or updates that differ by no more than this are alike: sound runs lose single ones too.
+LARGEST_DIFFERENCE_OF_SHARES = 0.05
+# Two learning rates are the same up to this part of one, since every run computes them in the same way.
+LARGEST_DIFFERENCE_OF_RATES = 1e-6
 
 
-@question("the same steps, with as many updates and prompts", "updates", lambda run: run.schedule.updates_a_step)
-def trained_as_much(arms: Arms) -> Found:
-    """Did both arms train steps of the same numbers, with as many updates, on as many prompts?"""
-    first, *others = arms.runs
+@question(
+    "the same steps, with as many updates and prompts",
+    needs="updates",
+    has=lambda run: run.schedule.updates_a_step,
+)
+def trained_as_much(arms: Arms) -> Outcome:
+    """Did all runs train the same steps, as much in each, and did nothing of it get lost?
+
+    Each run is compared with the first one: numbers of its steps, updates, prompts and responses, learning rates. Each
+    run must have had a gradient. The arms must have lost as many responses to values that are not finite, skipped as
+    many updates, and counted as many of the sampled tokens.
+    """
+    reference, *compared = arms.runs
     wrong: list[str] = []
-    for run in others:
-        if steps_of(run) != steps_of(first):
-            wrong.append(f"{run.name} has {span_of(run)}, {first.name} has {span_of(first)}")
-        for what, amount in amounts_of(run).items():
-            of_first = amounts_of(first)[what]
-            if amount != of_first:
-                wrong.append(f"{run.name}: {amount} {what}, {first.name}: {of_first}")
-        wrong += trained_otherwise(first, run)
+    for run in compared:
+        if steps_of(run) != steps_of(reference):
+            wrong.append(f"{run.name} has {span_of(run)}, {reference.name} has {span_of(reference)}")
+        expected_amounts = amounts_of(reference)
+        for unit, amount in amounts_of(run).items():
+            expected = expected_amounts[unit]
+            if amount != expected:
+                wrong.append(f"{run.name}: {amount} {unit}, {reference.name}: {expected}")
+        wrong += unlike_in_updates(reference, run)
+        wrong += unlike_in_samples(reference, run)
+        wrong += unlike_in_rate(reference, run)
     wrong += without_gradient(arms)
     wrong += not_finite_unlike(arms)
     wrong += skipped_unlike(arms)
     wrong += counted_unlike(arms)
-    each = ", ".join(f"{amount} {what}" for what, amount in amounts_of(first).items())
-    right = f"each {span_of(first)}, {each}"
-    tokens = [sum(batch["tokens"] for run in arm for batch in run.batches.values()) for arm in arms.both]
-    if all(tokens):
-        right = f"{right}; tokens {tokens[0]:,} and {tokens[1]:,}"
+    amounts = ", ".join(f"{amount} {unit}" for unit, amount in amounts_of(reference).items())
+    right = f"each {span_of(reference)}, {amounts}"
+    tokens_of_first = sum(tokens_of(run) for run in arms.first)
+    tokens_of_second = sum(tokens_of(run) for run in arms.second)
+    if tokens_of_first and tokens_of_second:
+        right = f"{right}; tokens {tokens_of_first:,} and {tokens_of_second:,}"
     return decided(wrong, right)
 
 
-def trained_otherwise(first: Run, second: Run) -> list[str]:
-    """Returns how much two runs trained unlike each other, by their fingerprints and their logged learning rates.
+def tokens_of(run: Run) -> int:
+    """Returns how many tokens counted in a run's loss, by its fingerprints; 0 if it has none."""
+    return sum(batch["tokens"] for batch in run.batches.values())
 
-    Their configurations may have equal amounts although a worker or a trainer did not keep to them.
+
+def common_batches(reference: Run, run: Run) -> list[int]:
+    """Returns the steps of which two runs have fingerprints, in their order."""
+    return sorted(reference.batches.keys() & run.batches.keys())
+
+
+def unlike_in_updates(reference: Run, run: Run) -> list[str]:
+    """Returns a message if two runs made another number of updates a step, by their fingerprints.
+
+    Their configurations may agree on the number although a worker or a trainer did not keep to it. Where they do not
+    agree, the amounts say so.
     """
-    wrong: list[str] = []
-    names = f"{second.name} and {first.name}"
-    steps = sorted(first.batches.keys() & second.batches.keys())
-    if steps and first.schedule.updates_a_step == second.schedule.updates_a_step:
-        numbers = [{len(run.batches[step].get("updates", ())) for step in steps} - {0} for run in (second, first)]
-        if all(numbers) and numbers[0] != numbers[1]:
-            made = " and ".join(listed([*map(str, sorted(number))]) for number in numbers)
-            wrong.append(f"{names} made {made} updates a step, by their fingerprints")
-    for what, of_record, of_batch in (("prompts", "prompts", "groups"), ("responses", "responses", "sequences")):
-        if steps and getattr(first.record.batch, of_record) == getattr(second.record.batch, of_record):
-            counts = [mean(run.batches[step][of_batch] for step in steps) for run in (second, first)]
-            if max(counts) - min(counts) > ALIKE * max(counts):
-                wrong.append(f"{names} trained {counts[0]:g} and {counts[1]:g} {what} a step, by their fingerprints")
-    if first.record.optimizer == second.record.optimizer:
-        rates, others = second.values(keys.LEARNING_RATE).align(first.values(keys.LEARNING_RATE), join="inner")
-        apart = rates.index[(rates - others).abs() > SAME_RATE * others.abs()]
-        if len(apart):
-            step = apart[0]
-            wrong.append(f"{names} trained step {step} at the learning rates {rates[step]:.3g} and {others[step]:.3g}")
-    return wrong
+    if reference.schedule.updates_a_step != run.schedule.updates_a_step:
+        return []
+    steps = common_batches(reference, run)
+    expected = numbers_of_updates(reference, steps)
+    numbers = numbers_of_updates(run, steps)
+    if not expected or not numbers or numbers == expected:
+        return []
+    in_words = listed([str(number) for number in sorted(numbers)])
+    expected_in_words = listed([str(number) for number in sorted(expected)])
+    return [
+        f"{run.name} and {reference.name} made {in_words} and {expected_in_words} updates a step, by their fingerprints"
+    ]
+
+
+def numbers_of_updates(run: Run, steps: Sequence[int]) -> set[int]:
+    """Returns the numbers of updates that a run made in some of its steps, by its fingerprints, without 0."""
+    numbers = {len(run.batches[step].get("updates", ())) for step in steps}
+    return numbers - {0}
+
+
+def unlike_in_samples(reference: Run, run: Run) -> list[str]:
+    """Returns messages if two runs trained another mean number of prompts or responses a step, by their fingerprints.
+
+    As for `unlike_in_updates`, their configurations must agree on the number.
+    """
+    steps = common_batches(reference, run)
+    if not steps:
+        return []
+    names = f"{run.name} and {reference.name}"
+    messages = []
+    if reference.record.batch.prompts == run.record.batch.prompts:
+        prompts = mean(run.batches[step]["groups"] for step in steps)
+        expected = mean(reference.batches[step]["groups"] for step in steps)
+        if are_unlike(prompts, expected):
+            messages.append(f"{names} trained {prompts:g} and {expected:g} prompts a step, by their fingerprints")
+    if reference.record.batch.responses == run.record.batch.responses:
+        responses = mean(run.batches[step]["sequences"] for step in steps)
+        expected = mean(reference.batches[step]["sequences"] for step in steps)
+        if are_unlike(responses, expected):
+            messages.append(f"{names} trained {responses:g} and {expected:g} responses a step, by their fingerprints")
+    return messages
+
+
+def are_unlike(first: float, second: float) -> bool:
+    """Returns whether two amounts differ by more than `LARGEST_DIFFERENCE_OF_SHARES` of the larger one."""
+    return abs(first - second) > LARGEST_DIFFERENCE_OF_SHARES * max(first, second)
+
+
+def unlike_in_rate(reference: Run, run: Run) -> list[str]:
+    """Returns a message on the first step that two runs logged with other learning rates; empty if there is none.
+
+    Runs whose records have other optimizers are not compared: their rates differ as their configurations say.
+    """
+    if reference.record.optimizer != run.record.optimizer:
+        return []
+    # The rates of the steps that both runs logged.
+    rates, expected = run.values(keys.LEARNING_RATE).align(reference.values(keys.LEARNING_RATE), join="inner")
+    differences = (rates - expected).abs()
+    unlike_steps = rates.index[differences > LARGEST_DIFFERENCE_OF_RATES * expected.abs()]
+    if not len(unlike_steps):
+        return []
+    step = unlike_steps[0]
+    return [
+        f"{run.name} and {reference.name} trained step {step} at the learning rates {rates[step]:.3g} and "
+        f"{expected[step]:.3g}"
+    ]
 
 
 def skipped_unlike(arms: Arms) -> list[str]:
-    """Returns that one arm skipped a larger share of its updates, if it did."""
-    shares = [mean(skipped_share(run) for run in arm) for arm in arms.both]
-    if abs(shares[0] - shares[1]) <= ALIKE:
+    """Returns a message if one arm skipped a larger share of its updates than the other."""
+    first = mean(skipped_share(run) for run in arms.first)
+    second = mean(skipped_share(run) for run in arms.second)
+    if abs(first - second) <= LARGEST_DIFFERENCE_OF_SHARES:
         return []
-    return [f"the arms skipped {percent(shares[0])} and {percent(shares[1])} of their updates"]
+    return [f"the arms skipped {percent(first)} and {percent(second)} of their updates"]
 
 
 def counted_unlike(arms: Arms) -> list[str]:
-    """Returns that the loss of one arm counted a larger share of the sampled tokens, or that a run counted none."""
-    shares = [[counted_share(run) for run in arm] for arm in arms.both]
-    none = [run.name for run, share in zip(arms.runs, [*shares[0], *shares[1]], strict=True) if share == 0]
-    if none:
-        return [f"no token counted in {listed(none)}, by the fingerprints"]
-    if None in [*shares[0], *shares[1]]:
+    """Returns a message if a run's loss counted no token, or one arm's a larger share of the sampled tokens."""
+    names = [run.name for run in arms.runs if counted_share(run) == 0]
+    if names:
+        return [f"no token counted in {listed(names)}, by the fingerprints"]
+    first_shares = [counted_share(run) for run in arms.first]
+    second_shares = [counted_share(run) for run in arms.second]
+    if None in first_shares or None in second_shares:
         return []
-    first, second = map(mean, shares)
-    if abs(first - second) <= ALIKE * max(first, second):
+    first = mean(first_shares)
+    second = mean(second_shares)
+    if not are_unlike(first, second):
         return []
     return [f"{percent(first)} and {percent(second)} of the sampled tokens counted in the loss, by the fingerprints"]
 
@@ -103,11 +179,16 @@ def counted_unlike(arms: Arms) -> list[str]:
 def counted_share(run: Run) -> float | None:
     """Returns the share of the sampled tokens that counted in the loss; None if the log and the record don't say it."""
     steps = [step for step in run.batches if step in run.log.index]
-    counted = sum(run.batches[step]["tokens"] for step in steps)
-    batch, lengths = run.record.batch, run.values(keys.LENGTH)
-    if not steps or not batch.prompts or not batch.responses or not {*steps} <= {*lengths.index}:
+    batch = run.record.batch
+    if not steps or not batch.prompts or not batch.responses:
         return None
-    return counted / (batch.prompts * batch.responses * float(lengths.loc[steps].sum()))
+    # Mean response lengths, in tokens.
+    lengths = run.values(keys.LENGTH)
+    if not {*steps} <= {*lengths.index}:
+        return None
+    counted = sum(run.batches[step]["tokens"] for step in steps)
+    sampled = batch.prompts * batch.responses * float(lengths.loc[steps].sum())
+    return counted / sampled
 
 
 def skipped_share(run: Run) -> float:
@@ -122,19 +203,27 @@ def skipped_share(run: Run) -> float:
 
 
 def without_gradient(arms: Arms) -> list[str]:
-    """Returns which runs had no gradient in any step, so that nothing was trained."""
-    norms = {run.name: run.values(keys.GRADIENT_NORM) for run in arms.runs}
-    idle = [name for name, norm in norms.items() if len(norm) and norm.max() == 0]
-    return [f"the gradient was 0 in every step of {listed(idle)}"] if idle else []
+    """Returns a message on the runs that had no gradient in any step, so that nothing was trained."""
+    names = []
+    for run in arms.runs:
+        norms = run.values(keys.GRADIENT_NORM)
+        if len(norms) and norms.max() == 0:
+            names.append(run.name)
+    if not names:
+        return []
+    return [f"the gradient was 0 in every step of {listed(names)}"]
 
 
 def not_finite_unlike(arms: Arms) -> list[str]:
-    """Returns that a larger share of one arm's responses had values that are not finite, if it was so."""
-    shares = [mean(not_finite_share(run) for run in arm) for arm in arms.both]
-    if abs(shares[0] - shares[1]) <= ALIKE:
+    """Returns a message if a larger share of one arm's responses than of the other's had values that are not finite."""
+    first = mean(not_finite_share(run) for run in arms.first)
+    second = mean(not_finite_share(run) for run in arms.second)
+    if abs(first - second) <= LARGEST_DIFFERENCE_OF_SHARES:
         return []
-    of_arms = f"{percent(shares[0])} and {percent(shares[1])}"
-    return [f"{of_arms} of the arms' responses had rewards, advantages or log-probabilities that are not finite"]
+    return [
+        f"{percent(first)} and {percent(second)} of the arms' responses had rewards, advantages or log-probabilities "
+        "that are not finite"
+    ]
 
 
 def not_finite_share(run: Run) -> float:
@@ -162,7 +251,11 @@ def span_of(run: Run) -> str:
 
 
 def amounts_of(run: Run) -> dict[str, int | None]:
-    """Returns how much a run trains in each step."""
+    """Returns how much a run trains, by its configuration.
+
+    Returns:
+        From a unit to a number; None where the number is unknown.
+    """
     return {
         "updates a step": run.schedule.updates_a_step,
         "prompts a step": run.record.batch.prompts,
@@ -171,38 +264,73 @@ def amounts_of(run: Run) -> dict[str, int | None]:
 
 
 @question("the clip acted")
-def clip_acts(arms: Arms) -> Found:
+def clip_acts(arms: Arms) -> Outcome:
     """Could the clip act in each run, and did it, on more tokens than rounding explains?"""
     wrong: list[str] = []
     unknown: list[str] = []
     shares: list[str] = []
     for run in arms.runs:
-        clipped = run.values(keys.CLIPPED_LOW).add(run.values(keys.CLIPPED_HIGH)).dropna()
-        clipped = clipped if len(clipped) else run.values(keys.PG_CLIPPED)
-        if run.schedule.only_at_ratio_one:
-            idle = "one update a rollout batch, at ratio 1 but for rounding"
-            wrong.append(f"{run.name}: {idle}: bounds have nothing else to act on")
-        elif not len(clipped):
-            unknown.append(f"the share of tokens clipped in {run.name}")
-        elif clipped.max() <= 0:
-            wrong.append(f"{run.name}: no token was clipped in any step")
-        elif len(table := clipped_by_step(run)):
-            later, floors = later_updates(table), floors_of(run, table)
-            of_floors = " and ".join(percent(floor.share) for floor in floors)
-            # In float32 a floor of a few tokens need not tell that rounding clips none.
-            never_rounds = computes_in_single_precision(run) and not joined(floors).clipped
-            if never_rounds or exceeds(later, joined(floors)):
-                shares.append(f"{run.name} {percent(later.share)} in later updates, {of_floors} by rounding")
-            else:
-                alike = f"{percent(later.share)} of tokens clipped in later updates, {of_floors} where nothing moved"
-                wrong.append(f"{run.name}: {alike}, a difference that chance explains")
-        elif keys.CLIPPED_LOW not in run.log:
-            shares.append(f"{run.name} {percent(float(clipped.mean()))} by verl's count, rounding included")
-        elif not computes_in_single_precision(run):
-            unknown.append(f"how much of the clipping is rounding in {run.name}")
+        outcome = judge_clip(run)
+        if outcome.verdict is Verdict.FAILED:
+            wrong.append(outcome.evidence)
+        elif outcome.verdict is Verdict.UNKNOWN:
+            unknown.append(outcome.evidence)
         else:
-            shares.append(f"{run.name} {percent(float(clipped.mean()))}")
-    return decided(wrong, f"tokens clipped: {listed(shares)}", unknown)
+            shares.append(outcome.evidence)
+    return decided(wrong, right=f"tokens clipped: {listed(shares)}", unknown=unknown)
+
+
+def judge_clip(run: Run) -> Outcome:
+    """Returns whether the clip acted in a run.
+
+    The evidence is what is wrong, what is not recorded, or the share of clipped tokens, each with the run's name.
+    """
+    if run.schedule.only_at_ratio_one:
+        return Outcome(
+            Verdict.FAILED,
+            f"{run.name}: one update a rollout batch, at ratio 1 but for rounding: bounds have nothing else to act on",
+        )
+    # By the plugin's count of each bound or, in a run without the plugin, by verl's.
+    clipped = run.values(keys.CLIPPED_LOW).add(run.values(keys.CLIPPED_HIGH)).dropna()
+    if not len(clipped):
+        clipped = run.values(keys.PG_CLIPPED)
+    if not len(clipped):
+        return Outcome(Verdict.UNKNOWN, f"the share of tokens clipped in {run.name}")
+    if clipped.max() <= 0:
+        return Outcome(Verdict.FAILED, f"{run.name}: no token was clipped in any step")
+    table = clipped_by_step(run)
+    if len(table):
+        return compare_with_floor(run, table)
+    share = percent(float(clipped.mean()))
+    if keys.CLIPPED_LOW not in run.log:
+        return Outcome(Verdict.PASSED, f"{run.name} {share} by verl's count, rounding included")
+    if not computes_in_single_precision(run):
+        return Outcome(Verdict.UNKNOWN, f"how much of the clipping is rounding in {run.name}")
+    return Outcome(Verdict.PASSED, f"{run.name} {share}")
+
+
+def compare_with_floor(run: Run, table: pandas.DataFrame) -> Outcome:
+    """Returns whether a run's later updates clip more tokens than rounding does; as `judge_clip`.
+
+    Args:
+        run: a run that logged its floor, the clipping of the first updates, where nothing has moved yet.
+        table: what `clipped_by_step` returned of it, not empty.
+    """
+    later = later_updates(table)
+    floors = floors_of(run, table)
+    floor = joined(floors)
+    floor_shares = " and ".join(percent(measurement.share) for measurement in floors)
+    # In float32 a floor of a few tokens need not tell that rounding clips none.
+    never_rounds = computes_in_single_precision(run) and not floor.clipped
+    if never_rounds or exceeds(later, floor):
+        return Outcome(
+            Verdict.PASSED, f"{run.name} {percent(later.share)} in later updates, {floor_shares} by rounding"
+        )
+    return Outcome(
+        Verdict.FAILED,
+        f"{run.name}: {percent(later.share)} of tokens clipped in later updates, {floor_shares} where nothing moved, "
+        "a difference that chance explains",
+    )
 
 
 def receipt_of(run: Run) -> ReceiptResult:
@@ -226,8 +354,8 @@ def has_receipt(run: Run) -> bool:
     return receipt.difference is not None or receipt.failed is not None
 
 
-@question("the receipt agrees", "the receipt (clipx.receipt)", has_receipt)
-def receipt_passed(arms: Arms) -> Found:
+@question("the receipt agrees", needs="the receipt (clipx.receipt)", has=has_receipt)
+def receipt_passed(arms: Arms) -> Outcome:
     """Did each run's receipt show that it trained the announced loss?"""
     wrong: list[str] = []
     largest: list[float] = []
@@ -253,26 +381,32 @@ def receipt_passed(arms: Arms) -> Found:
     return decided(wrong, right)
 
 
-@question("one validation", "validations (trainer.validation_data_dir)", lambda run: run.held_out)
-def same_validation(arms: Arms) -> Found:
+@question("one validation", needs="validations (trainer.validation_data_dir)", has=lambda run: run.held_out)
+def same_validation(arms: Arms) -> Outcome:
     """Were the runs validated on the same problems, each time?"""
-    first, *others = arms.runs
+    reference, *compared = arms.runs
+    expected = problems_by_step(reference)
     wrong: list[str] = []
-    for run in others:
-        steps = problems_by_step(run).keys() & problems_by_step(first).keys()
-        if not steps:
-            wrong.append(f"{run.name} and {first.name} were validated at no common step")
-        apart = [step for step in sorted(steps) if problems_by_step(run)[step] != problems_by_step(first)[step]]
-        if apart:
-            what = f"problems, or in the number of answers to each, at step {apart[0]}"
-            wrong.append(f"{run.name} and {first.name} differ in {what}")
-        last = [max(problems_by_step(one)) for one in (run, first)]
-        if last[0] != last[1]:
-            wrong.append(f"{run.name} was last validated at step {last[0]}, {first.name} at step {last[1]}")
+    for run in compared:
+        validations = problems_by_step(run)
+        names = f"{run.name} and {reference.name}"
+        common_steps = sorted(validations.keys() & expected.keys())
+        if not common_steps:
+            wrong.append(f"{names} were validated at no common step")
+        unlike_steps = [step for step in common_steps if validations[step] != expected[step]]
+        if unlike_steps:
+            wrong.append(f"{names} differ in problems, or in the number of answers to each, at step {unlike_steps[0]}")
+        last_step = max(validations)
+        expected_last_step = max(expected)
+        if last_step != expected_last_step:
+            wrong.append(
+                f"{run.name} was last validated at step {last_step}, {reference.name} at step {expected_last_step}"
+            )
     for run in arms.runs:
         if len({*problems_by_step(run).values()}) > 1:
             wrong.append(f"{run.name} was validated on other problems later than at first")
-    return decided(wrong, f"{len(first.held_out[0].by_problem)} problems at each of {len(first.held_out)} validations")
+    number_of_problems = len(reference.held_out[0].by_problem)
+    return decided(wrong, right=f"{number_of_problems} problems at each of {len(reference.held_out)} validations")
 
 
 def problems_by_step(run: Run) -> dict[int, tuple[int, frozenset[str]]]:

@@ -9,7 +9,7 @@ ASKED = (
     of_settings.same_versions,
     of_settings.same_model,
     of_settings.same_data,
-    of_settings.same_files,
+    of_settings.same_further_files,
     of_settings.same_start,
     of_settings.same_reward,
     of_settings.same_denominator,

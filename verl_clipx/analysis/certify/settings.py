@@ -35,7 +35,7 @@ from verl_clipx.run.keys import (
     further_files,
 )
 
-# In which two arms may differ where the command line says nothing: the loss.
+# The keys of the loss. Two arms differ in them where `--vary` says nothing.
 LOSS = ("clipx", "clipx.*", f"{POLICY_LOSS}.*", f"{ACTOR}.clip_ratio*")
 
 SEEDS = ("*.seed", "*.data_loader_seed")
@@ -58,7 +58,7 @@ CHECKPOINTS = (
     "*.checkpoint.async_save",
 )
 VALIDATIONS = (VALIDATE_EVERY, VALIDATES_FIRST)
-RECORDED = (
+LOGGING = (
     LOGGERS,
     LOGGED_VALIDATION_SAMPLES,
     "clipx.trace*",
@@ -70,12 +70,12 @@ RECORDED = (
     "*.prometheus.*",
     "transfer_queue.metrics.*",
 )
-# What other keys and the line are made of; the loss itself stands in the clipx node.
+# What the plugin writes into the configuration, which follows from other keys, and how Ray starts.
 DERIVED = (f"{FACTS}*", f"{POLICY_LOSS}.clipx*", "ray_kwargs.*")
-# Where a run began; a question of its own asks that.
-START = (RESUME_MODE, RESUME_PATH)
-# Whatever the path, what is there is compared by its content, by questions of their own.
-READ = (
+# Where a run began. A question of its own asks that.
+RESUMING = (RESUME_MODE, RESUME_PATH)
+# Paths of what a run reads. Questions of their own compare the content.
+PATHS_READ = (
     MODEL_PATH,
     CRITIC_MODEL_PATH,
     TOKENIZER_PATH,
@@ -90,36 +90,47 @@ MAY_DIFFER = (
     *PORTS,
     *CHECKPOINTS,
     *VALIDATIONS,
-    *RECORDED,
+    *LOGGING,
     *DERIVED,
-    *START,
-    *READ,
+    *RESUMING,
+    *PATHS_READ,
 )
-# What a run reads of a checkpoint. It matters where the run began with one.
-LOADED = ("*.load_contents",)
-# How long a run goes on. It matters where the learning rate follows from it.
-LENGTH = (TOTAL_EPOCHS, TOTAL_STEPS, "*.optim.total_training_steps")
+# What a run loads of a checkpoint. It is compared only where a run began with one.
+LOADED_FROM_CHECKPOINT = ("*.load_contents",)
+# How long a run goes on. It is compared only where the learning rate follows from it.
+RUN_LENGTH = (TOTAL_EPOCHS, TOTAL_STEPS, "*.optim.total_training_steps")
 
 
 def matches(key: str, patterns: Sequence[str]) -> bool:
-    """Returns whether one of the patterns, or the key itself, is among them."""
+    """Returns whether a key matches one of the patterns; a key matches itself."""
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def compared_values(run: Run) -> dict[str, str]:
-    """Returns what a run must share with others: dotted key to value in JSON."""
-    # What these name is compared by its content too.
-    files = further_files(run.configuration)
-    patterns = [*MAY_DIFFER, *files]
+    """Returns the values of a run's configuration that two runs of an experiment must share.
+
+    Keys that may differ, and keys without a value, are left out. A value that refers to a key that may differ names
+    that key.
+
+    Args:
+        run: a run with a configuration.
+
+    Returns:
+        From a dotted key to its value in JSON.
+    """
+    patterns = list(MAY_DIFFER)
+    # What these keys name is compared by its content, as that of PATHS_READ.
+    patterns += further_files(run.configuration)
     if not rate_follows_length(run):
-        patterns += LENGTH
+        patterns += RUN_LENGTH
     if not starts_from_checkpoint(run):
-        patterns += LOADED
+        patterns += LOADED_FROM_CHECKPOINT
 
     def may_differ(key: str) -> bool:
         return matches(key, patterns)
 
-    values = resolved_values(parsed(run.configuration), may_differ)
+    values = resolved_values(parsed(run.configuration), leave_out=may_differ)
+    # A value that OmegaConf leaves as an object of its own is compared as text.
     return {key: json.dumps(value, default=str) for key, value in values.items() if value is not None}
 
 
@@ -129,7 +140,10 @@ def starts_from_checkpoint(run: Run) -> bool:
 
 
 def rate_follows_length(run: Run) -> bool:
-    """Returns whether the learning rate at a step depends on the last step: it decays, or rises for a share of all."""
+    """Returns whether the learning rate at a step depends on how many steps the run has.
+
+    It does if the rate decays, or if it rises at first for a share of the steps.
+    """
     optimizer = run.record.optimizer
     decays = optimizer.schedule not in (None, "constant")
     rises_for_share = bool(optimizer.warmup_ratio) and not (optimizer.warmup_steps or 0) > 0
@@ -137,8 +151,23 @@ def rate_follows_length(run: Run) -> bool:
 
 
 def differing(runs: Sequence[Run], values_of: Callable[[Run], Mapping[str, str]]) -> dict[str, list[str | None]]:
-    """Returns what sets runs apart: name to each run's value, None where a run lacks it."""
-    values = [values_of(run) for run in runs]
-    names = sorted({name for of_run in values for name in of_run})
-    columns = {name: [of_run.get(name) for of_run in values] for name in names}
-    return {name: column for name, column in columns.items() if len({*column}) > 1}
+    """Returns what sets runs apart.
+
+    Args:
+        runs: any runs.
+        values_of: returns the values of a run by their names.
+
+    Returns:
+        From each name whose value is not the same in all runs to its values in the order of the runs, None where a run
+        lacks it; the names are sorted.
+    """
+    values_by_run = [values_of(run) for run in runs]
+    names: set[str] = set()
+    for values in values_by_run:
+        names.update(values)
+    differing_values = {}
+    for name in sorted(names):
+        column = [values.get(name) for values in values_by_run]
+        if len({*column}) > 1:
+            differing_values[name] = column
+    return differing_values
