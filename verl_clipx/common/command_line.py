@@ -16,17 +16,17 @@ from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.terminal import TerminalConsole, print_plain
 from verl_clipx.common.verl_version import installed_version
 
-# How long a command may work before it says so in a log.
+# How long a command works in a log before it says so.
 SECONDS_OF_SILENCE = 3.0
 
 # The command that was asked for JSON; None if none was.
-_json_of: ContextVar[str | None] = ContextVar("_json_of", default=None)
+_command_with_json: ContextVar[str | None] = ContextVar("_command_with_json", default=None)
 
 
 def _remember(context: typer.Context, as_json: bool) -> bool:
     """Keeps which command was asked for JSON, so that its failure is JSON too; returns the option's value."""
     command = context.command_path.removeprefix(context.find_root().command_path).strip()
-    _json_of.set(command if as_json else None)
+    _command_with_json.set(command if as_json else None)
     return as_json
 
 
@@ -62,8 +62,8 @@ class CommandGroup(TyperGroup):
 
 
 def forget_json() -> None:
-    """Begins a command line: none of its commands has been asked for JSON yet."""
-    _json_of.set(None)
+    """Forgets which command was asked for JSON, as at the beginning of a command line."""
+    _command_with_json.set(None)
 
 
 def print_json(**content: Any) -> None:
@@ -71,36 +71,52 @@ def print_json(**content: Any) -> None:
 
     Numbers that are not finite become null, since JSON has none.
     """
-    head = {"command": _json_of.get(), "version": installed_version("verl-clipx")}
-    # Python writes such numbers as constants that are none of JSON's, and lets its reader say what they are.
+    head = {"command": _command_with_json.get(), "version": installed_version("verl-clipx")}
+    # Python writes such numbers as NaN or Infinity, which JSON lacks, and lets whoever reads them back replace them.
     finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
     print_plain(json.dumps({**head, **finite}, indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def messages_console() -> TerminalConsole:
-    """Returns where warnings go: to standard output like everything else, but beside JSON to standard error."""
-    return TerminalConsole(stderr=_json_of.get() is not None)
+    """Returns where warnings go: standard output or, where that has JSON, standard error."""
+    return TerminalConsole(stderr=_command_with_json.get() is not None)
 
 
 @contextlib.contextmanager
 def working(what: str) -> Iterator[None]:
-    """Shows in the block that a command works: a spinner on a terminal, and in a log one line, if it takes longer."""
+    """Shows that a command works while the block runs.
+
+    A terminal gets a spinner. A log gets one line, if the block takes longer than `SECONDS_OF_SILENCE`.
+
+    Args:
+        what: what the command does, for example "Reading runs".
+    """
     console = messages_console()
     if console.is_terminal:
         with console.status(what):
             yield
         return
-    line = threading.Timer(SECONDS_OF_SILENCE, print, [f"{what} …"], {"file": sys.stderr, "flush": True})
-    line.start()
+    timer = threading.Timer(SECONDS_OF_SILENCE, print, [f"{what} …"], {"file": sys.stderr, "flush": True})
+    timer.start()
     try:
         yield
     finally:
-        line.cancel()
+        timer.cancel()
 
 
 def fail(error: Exception | str, code: int = 1) -> NoReturn:
-    """Ends a command with the message of an error that its user can fix; under --json, as the key `error`."""
-    if _json_of.get() is not None:
+    """Prints the message of an error that the user can fix, and ends the command.
+
+    Under --json the message is printed as the key `error` of the JSON object.
+
+    Args:
+        error: the error, or its message.
+        code: the command's exit code.
+
+    Raises:
+        typer.Exit: always.
+    """
+    if _command_with_json.get() is not None:
         print_json(error=str(error))
     else:
         TerminalConsole().print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
@@ -109,7 +125,7 @@ def fail(error: Exception | str, code: int = 1) -> NoReturn:
 
 @contextlib.contextmanager
 def reporting_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Within the block, an OSError, a ValueError or one of further kinds ends the command with its message."""
+    """Ends the command by `fail` if the block raises an OSError, a ValueError or an error of one of further kinds."""
     try:
         yield
     except (OSError, ValueError, *kinds) as error:
