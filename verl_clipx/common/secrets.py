@@ -19,8 +19,8 @@ PREFIX = re.compile(
     r"|hvs\.|ntn_|lin_api_|figd_|NRAK-|AGE-SECRET-KEY-|wandb_v\d_|eyJ)[\w.~+-]{8}"
     r"|whsec_|(?:hf_(?:oauth_|jwt_)?|api_org_|sk-)[A-Za-z0-9]{16}"
 )
-# The words at the end of a name whose value is a credential, in lower case and in the singular.
-NAMES = re.compile(
+# The end of a name whose value is a credential, once it is divided into words in lower case and in the singular.
+CREDENTIAL_NAMES = re.compile(
     r"(?:password|passwd|passphrase|passcode|secret|credential|authorization|cookie|webhook|connection string"
     r"|(?:^| )(?:bearer|pwd|pat|auth)|(?:db|smtp|user|pg) ?pass|(?:api|access|auth)key"
     r"| ?\b(?:api|access|account|storage|secret|private|signing|encryption|license|session|ssh|deploy|shared|master"
@@ -28,9 +28,10 @@ NAMES = re.compile(
     r"|(?:^|\b(?:auth|access|hf|hub|bearer|refresh|session|id|git\w*|bot|api|sas|wandb|personal|security|private|vault"
     r"|npm|job|jwt|slack|http) )token|(?:auth|access|hf|api) tokens)(?: (?:file|value|ur[il]))?$"
 )
-WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-# Words that end with s in the singular, and one that is no credential in the plural: a text has tokens.
-WITH_S = ("pass", "access", "sas", "tokens")
+# The words of a name: letters in capitals, or in small letters behind at most one capital.
+NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+# Words whose s stays: these end with s in the singular, and "tokens" is no credential, since a text has tokens.
+WORDS_WITH_S = ("pass", "access", "sas", "tokens")
 # What is longer is no name.
 LONGEST_NAME = 120
 # What a text consists of: words, blanks, and single marks.
@@ -61,17 +62,19 @@ def redact(value: Any) -> Any:
             are no credentials.
     """
     if isinstance(value, Mapping):
-        shown = {}
+        redacted = {}
         for key, part in value.items():
-            shown[key] = REDACTED if is_credential(str(key), part) else redact(part)
-        return shown
+            redacted[key] = REDACTED if is_credential(str(key), part) else redact(part)
+        return redacted
     if isinstance(value, list | tuple):
         words = []
-        for before, part in pairwise([None, *value]):
-            is_its_value = is_option(before) and is_credential(before, part)
-            words.append(REDACTED if is_its_value else redact(part))
+        for word_before, word in pairwise([None, *value]):
+            is_value_of_option = is_option(word_before) and is_credential(word_before, word)
+            words.append(REDACTED if is_value_of_option else redact(word))
         return words
-    return redacted_text(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return redacted_text(value)
+    return value
 
 
 def is_option(word: Any) -> bool:
@@ -82,30 +85,42 @@ def is_option(word: Any) -> bool:
 def is_credential(name: str, value: Any) -> bool:
     """Returns whether a value is a credential because of the name that it stands under."""
     text = str(value)
-    is_value = value not in ("", [], {}) and text.lower() not in NOTHING and not text.startswith("--")
-    return is_value and names_credential(name) and not is_path_to_it(name, text)
+    if value in ("", [], {}) or text.lower() in NOTHING or text.startswith("--"):
+        return False
+    return names_credential(name) and not is_path(name, text)
 
 
-def is_path_to_it(name: str, value: str) -> bool:
-    """Returns whether a value is the path of a file, or a folder, under a name that is one of these."""
+def is_path(name: str, value: str) -> bool:
+    """Returns whether a value is the path of a file or a folder, under a name that ends as such names do."""
     return name.lower().endswith(("file", "path", "pwd")) and value.startswith(("/", "~", "."))
 
 
 def names_credential(name: str) -> bool:
-    """Returns whether a key, a variable or an option is one whose value is a credential."""
-    last = name[-LONGEST_NAME:].replace("%5F", "_").split(".")[-2:]
-    words = [word.lower() for word in WORDS.findall(" ".join(last))]
-    in_singular = [word if word in WITH_S else word.removesuffix("s") for word in words]
-    return NAMES.search(" ".join(in_singular)) is not None
+    """Returns whether a name is that of a credential.
+
+    Args:
+        name: that of a key with dots, a variable or an option; `%5F` in it is an underscore, as in an address.
+    """
+    parts = name[-LONGEST_NAME:].replace("%5F", "_").split(".")
+    # What stands farther in front in a dotted key does not say what the value is.
+    words = NAME_WORDS.findall(" ".join(parts[-2:]))
+    in_singular = []
+    for word in words:
+        small = word.lower()
+        in_singular.append(small if small in WORDS_WITH_S else small.removesuffix("s"))
+    return CREDENTIAL_NAMES.search(" ".join(in_singular)) is not None
 
 
 def redacted_text(text: str) -> str:
     """Returns a text with `REDACTED` in place of each credential."""
-    return "".join(Scan(text).shown())
+    return "".join(Scan(text).redacted_pieces())
 
 
 class Scan:
     """A text in pieces, which are looked at once, in their order.
+
+    `place` is the index of the next piece to look at. The methods whose names begin with `end_of` or `end_in` return
+    the place behind a credential that begins at `place`. Some of them move `place` first, behind what is shown.
 
     Args:
         text: whatever is echoed.
@@ -115,24 +130,30 @@ class Scan:
         self.pieces = PIECE.findall(text)
         self.place = 0
 
-    def shown(self) -> list[str]:
+    def redacted_pieces(self) -> list[str]:
         """Returns the pieces, with `REDACTED` in place of each credential."""
-        shown: list[str] = []
+        redacted: list[str] = []
         while self.place < len(self.pieces):
             start = self.place
-            end = self.end_of_credential()
-            shown += self.pieces[start : self.place]
+            end = self.move_to_credential()
+            redacted += self.pieces[start : self.place]
             if end > self.place:
-                shown.append(REDACTED)
+                redacted.append(REDACTED)
             self.place = end
-        return shown
+        return redacted
 
     def piece(self, place: int) -> str:
         """Returns a piece; an empty text before the first one and behind the last one."""
         return self.pieces[place] if 0 <= place < len(self.pieces) else ""
 
-    def end_of_credential(self) -> int:
-        """Moves on by a piece, and to the value if one begins there; returns where the credential ends, or here."""
+    def move_to_credential(self) -> int:
+        """Moves `place` behind the next piece, and on to the credential if that piece says that one follows.
+
+        A piece that is itself the beginning of a credential is not passed.
+
+        Returns:
+            The place behind the credential; the new `place` if there is none.
+        """
         word = self.pieces[self.place]
         if word.startswith("-----BEGIN"):
             return self.end_of_private_key()
@@ -193,25 +214,36 @@ class Scan:
         return self.end_of_words(self.place)
 
     def value_of(self, name: str) -> int | None:
-        """Returns where the value of a name begins, behind which we are; None if there is none."""
+        """Returns where the value of a name begins; None if it has none.
+
+        Args:
+            name: the piece before `place`.
+        """
         before = self.place - 2
         while self.piece(before) in QUOTES:
             before -= 1
         if self.piece(before) == "=":
             # The name is itself a value.
             return None
-        place = self.end_of_assignment(name, is_default=self.pieces[max(before - 1, 0) : before + 1] == ["oc.env", ":"])
-        if place is None:
+        is_default = self.pieces[max(before - 1, 0) : before + 1] == ["oc.env", ":"]
+        place = self.end_of_assignment(name, is_default=is_default)
+        if place is None or not self.is_value(name, place):
             return None
+        return place
+
+    def is_value(self, name: str, place: int) -> bool:
+        """Returns whether a value begins at a place behind a name, and not a variable, a call, an option or prose."""
         value = self.piece(place)
         after = self.piece(place + 1)
-        is_variable = value == "$" and (after in ("{", "(") or after[:1].isalpha() or after[:1] == "_")
+        is_quoted = self.piece(place - 1) in QUOTES
+        if value in ("", *ENDS) or value.lower() in NOTHING or is_path(name, value):
+            return False
+        if value == "$" and (after in ("{", "(") or after[:1].isalpha() or after[:1] == "_"):
+            return False
+        if not is_quoted and (after == "(" or value.startswith("--")):
+            return False
         is_prose = name == "token" and self.pieces[place - 1].isspace() and self.follows_word()
-        is_call = after == "(" and self.piece(place - 1) not in QUOTES
-        is_word = value.lower() in NOTHING or (value.startswith("--") and self.piece(place - 1) not in QUOTES)
-        is_path = is_path_to_it(name, value)
-        nothing = value in ("", *ENDS) or is_variable or is_prose or is_call or is_word or is_path
-        return None if nothing else place
+        return not is_prose
 
     def end_of_assignment(self, name: str, *, is_default: bool) -> int | None:
         """Returns the place behind what stands between a name and its value; None if the name is not given one.
@@ -244,7 +276,7 @@ class Scan:
         """Returns where the value ends that begins here."""
         place = self.place
         if self.pieces[place] == "[":
-            return self.end_of_words(place, ends=("]",), blanks=True) + 1
+            return self.end_of_words(place, ends=("]",), may_contain_blanks=True) + 1
         quote = self.piece(place - 1)
         if quote in QUOTES:
             return self.end_of_quoted(quote)
@@ -276,11 +308,17 @@ class Scan:
             count += 1
         return count
 
-    def end_of_words(self, place: int, ends: tuple[str, ...] = ENDS, *, blanks: bool = False) -> int:
-        """Returns the first place that is one of these ends, or, if blanks end it too, a blank."""
+    def end_of_words(self, place: int, ends: tuple[str, ...] = ENDS, *, may_contain_blanks: bool = False) -> int:
+        """Returns the place of the first piece that ends a credential; that behind the last piece if none does.
+
+        Args:
+            place: where the search begins.
+            ends: the pieces that end it.
+            may_contain_blanks: whether blanks do not end it.
+        """
         while place < len(self.pieces):
             piece = self.pieces[place]
-            if piece in ends or (piece.isspace() and not blanks):
+            if piece in ends or (piece.isspace() and not may_contain_blanks):
                 break
             place += 1
         return place
