@@ -50,7 +50,7 @@ def test_two_checkpoints_or_seeds_that_say_less_than_noise_get_the_paired_interv
     generator = np.random.default_rng(0)
     first, second = generator.random((1, 20)), generator.random((1, 20))
     checkpoints = compare({"b": first}, {"b": second})
-    why = "1 and 1 training seeds; whether a method is better takes 3 of each"
+    why = "1 and 1 training seeds are too few: to say whether a method is better, 3 of each are needed"
     assert (checkpoints.over, checkpoints.refused) == (QUESTIONS, why)
     # Seed means 0.5, 0.51, 0.5: far less between them than the residuals make.
     noisy = np.array([[0.0, 1.0, 0.5, 0.5], [1.0, 0.0, 0.5, 0.54], [0.5, 0.5, 0.0, 1.0]])

@@ -59,7 +59,7 @@ def test_too_few_trainings_get_no_verdict_on_the_methods(methods, tmp_path, firs
     text = clipx("papers", "eval", "compare", folder / first, folder / second, "--out", out)
     found = json.loads(out.read_text())["benchmarks"]["b"]["avg"]
     assert found["over"] == over and "This does not say which method is better" in text
-    assert "training seeds; whether a method is better takes 3 of each" in found["refused"]
+    assert "training seeds are too few: to say whether a method is better, 3 of each are needed" in found["refused"]
     if over:
         assert found["low"] < found["difference"] < found["high"] and "speaks only of these runs" in text
     else:

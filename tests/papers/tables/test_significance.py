@@ -78,7 +78,7 @@ def test_holm_is_over_the_methods_of_a_column_with_one_baseline():
 
 
 def test_what_is_refused_says_so():
-    reason = "1 and 1 training seeds; whether a method is better takes 3 of each"
+    reason = "1 and 1 training seeds are too few: to say whether a method is better, 3 of each are needed"
     text = differences([comparison_of("x", None, refused=reason)])
     assert f"There is no interval and no p: {reason}." in text and "Holm" not in text and "p 0" not in text
 

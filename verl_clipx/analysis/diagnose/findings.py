@@ -80,7 +80,7 @@ def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Fi
     for compare_pair in (_compare_training, _compare_held_out):
         compared = [sides for sides in (compare_pair(*pair) for pair in pairs) if sides is not None]
         judged = correct_family([comparison for comparison, _ in compared])
-        family = sum(comparison.is_of_methods for comparison in judged)
+        family = sum(comparison.speaks_of_methods for comparison in judged)
         for comparison, (_, named) in zip(judged, compared, strict=True):
             judgement = judge(comparison, **named, family=family)
             caveat = "" if any(judgement.caveat in finding.text for finding in findings) else judgement.caveat

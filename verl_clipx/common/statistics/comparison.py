@@ -58,14 +58,14 @@ class Comparison:
     refused: str | None = None
 
     @property
-    def is_of_methods(self) -> bool:
+    def speaks_of_methods(self) -> bool:
         """Returns whether it has a p-value that speaks of the methods, not only of two checkpoints."""
         return self.over in (SEEDS, SEEDS_AND_QUESTIONS)
 
     @property
     def verdict(self) -> str | None:
-        """`HIGHER`, `LOWER` or `ALIKE`; None if nothing is said about the methods."""
-        if not self.is_of_methods:
+        """Returns `HIGHER`, `LOWER` or `ALIKE`; None if nothing is said about the methods."""
+        if not self.speaks_of_methods:
             return None
         if self.p_value >= LEVEL:
             return ALIKE
@@ -78,31 +78,40 @@ class Comparison:
 
 
 def correct_family(family: Sequence[Comparison]) -> list[Comparison]:
-    """Gives a family of comparisons Holm's p-values; those that say nothing about methods are no members and stay."""
-    p_values = [comparison.p_value if comparison.is_of_methods else None for comparison in family]
+    """Returns a family of comparisons with p-values adjusted by Holm's method, in its order.
+
+    Only comparisons that say something about the methods are adjusted and counted. The others are returned as they are.
+    """
+    p_values = [comparison.p_value if comparison.speaks_of_methods else None for comparison in family]
     corrected = []
     for comparison, p_value in zip(family, holm(p_values), strict=True):
-        if p_value is not None:
-            comparison = replace(comparison, p_value=p_value)
-        corrected.append(comparison)
+        if p_value is None:
+            corrected.append(comparison)
+        else:
+            corrected.append(replace(comparison, p_value=p_value))
     return corrected
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return Holm's adjusted p-values.
+    """Return the p-values of one family, adjusted by Holm's method, in their order.
 
-    If those below 5 % are taken for discoveries, at most 5 % of families have a false one. In ascending order the i-th
-    of n p-values, from 0, is multiplied by n - i; then each is raised to the one before, and none is above 1.
+    If adjusted p-values below 5 % are taken for discoveries, at most 5 % of families have a false one. In ascending
+    order, the i-th of n p-values, counted from 0, is multiplied by n - i. Then each is raised to the one before it if
+    that is larger, and lowered to 1 if it is above 1.
     Source: Holm, A Simple Sequentially Rejective Multiple Test Procedure (Scandinavian Journal of Statistics 6, 1979).
 
     Args:
-        p_values: those of one family; None stands for a comparison that is no member, and stays None.
+        p_values: None stands for a comparison that does not belong to the family. It is not counted, and stays None.
     """
-    adjusted = np.array([p_value for p_value in p_values if p_value is not None], dtype=np.float64)
-    order = np.argsort(adjusted, kind="stable")
-    adjusted[order] = np.maximum.accumulate(adjusted[order] * np.arange(len(order), 0, -1))
-    of_members = iter(np.minimum(adjusted, 1.0).tolist())
-    return [None if p_value is None else next(of_members) for p_value in p_values]
+    places = [place for place, p_value in enumerate(p_values) if p_value is not None]
+    values = np.array([p_values[place] for place in places], dtype=np.float64)
+    ascending = np.argsort(values, kind="stable")
+    factors = np.arange(len(values), 0, -1)
+    raised = np.maximum.accumulate(values[ascending] * factors)
+    adjusted: list[float | None] = [None] * len(p_values)
+    for index, p_value in zip(ascending, np.minimum(raised, 1.0).tolist(), strict=True):
+        adjusted[places[index]] = p_value
+    return adjusted
 
 
 def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.ndarray] | None = None) -> Comparison:
@@ -111,11 +120,13 @@ def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.nda
     Target: the difference of the methods' expected scores, where both the trainings and the questions are draws from
     all that could have been drawn. Questions are paired between the methods, seeds are not.
 
-    The squared standard error is unbiased: the variance over questions of the paired difference of means over seeds,
-    plus each method's variance between seeds, less the part of the latter that questions and samples explain, which the
-    former holds already. If that leaves nothing for the seeds, only the questions' part remains. The interval is
-    Student's with Satterthwaite's degrees of freedom (Biometrics Bulletin 2, 1946), of which unequal numbers of seeds
-    get no more than equal ones: see `_seeds_spread`.
+    The squared standard error is unbiased. It is the variance over questions of the paired difference of means over
+    seeds, plus each method's variance between seeds. Questions and samples explain a part of the variance between
+    seeds. That part is subtracted, since the variance over questions holds it already. If this leaves nothing for the
+    seeds, only the questions' part remains.
+
+    The interval is Student's with Satterthwaite's degrees of freedom (Biometrics Bulletin 2, 1946). Unequal numbers of
+    seeds get no more of these than equal ones: see `_seeds_spread`.
 
     Args:
         first, second: see `Benchmarks`; the same questions in the same order.
@@ -229,24 +240,31 @@ def _describe(first: np.ndarray, second: np.ndarray) -> Comparison:
         second=float(second.mean()),
         difference=float(second.mean() - first.mean()),
         seeds=seed_counts,
-        refused=too_few_seeds(seed_counts),
+        refused=describe_too_few_seeds(seed_counts),
     )
 
 
-def too_few_seeds(seed_counts: tuple[int, int]) -> str | None:
-    """Says why two methods with so many trainings get no interval; None if they get one."""
+def describe_too_few_seeds(seed_counts: tuple[int, int]) -> str | None:
+    """Returns the message that there are too few trainings for an interval; None if there are enough.
+
+    Args:
+        seed_counts: how many trainings there are of each method.
+    """
     if min(seed_counts) >= MIN_SEEDS:
         return None
     first, second = seed_counts
-    return f"{first} and {second} training seeds; whether a method is better takes {MIN_SEEDS} of each"
+    return (
+        f"{first} and {second} training seeds are too few: to say whether a method is better, {MIN_SEEDS} of each are "
+        "needed"
+    )
 
 
 def _seeds_spread(parts: Sequence[float], seed_counts: tuple[int, int]) -> float:
     """Returns the sum of the seeds' squared parts over their degrees of freedom.
 
-    These are at most those of equally few seeds of both. Satterthwaite's formula relies on the side with many seeds
-    where that varies more by chance: without the limit of 2 (fewest seeds - 1), 3 and 10 seeds of one setting were told
-    apart in 6.3 % of the cases, with it in 4.1 %.
+    The degrees of freedom are at most those of two methods with as few seeds as the one with fewer. Satterthwaite's
+    formula relies on the side with many seeds where that side varies more by chance. Without the limit of
+    2 (fewest seeds - 1), 3 and 10 seeds of one setting were told apart in 6.3 % of the cases, with it in 4.1 %.
 
     Args:
         parts: the squared standard error of each method's mean over seeds.

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from verl_clipx.common.sentences import number
-from verl_clipx.common.statistics.comparison import ALIKE, QUESTIONS, SEEDS, Comparison, too_few_seeds
+from verl_clipx.common.statistics.comparison import ALIKE, QUESTIONS, SEEDS, Comparison, describe_too_few_seeds
 from verl_clipx.common.statistics.estimate import MIN_SEEDS
 
 
@@ -55,7 +55,7 @@ def judge(
         if comparison.over == QUESTIONS:
             text += f", {interval_of(comparison)} over problems, which speaks only of these runs"
         why = "all seeds differ by the same, so nothing says how far chance goes."
-        if too_few_seeds(comparison.seeds):
+        if describe_too_few_seeds(comparison.seeds):
             why = (
                 f"runs of one setting differ too. A verdict takes {MIN_SEEDS} seeds of each setting; here are "
                 f"{comparison.seeds[0]} and {comparison.seeds[1]}."
