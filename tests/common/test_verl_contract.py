@@ -12,7 +12,15 @@ import pytest
 
 from tests.claims.documents import ROOT
 from verl_clipx.common import verl_contract
-from verl_clipx.common.verl_contract import RELIED, Relied, Signature, Use, change_of, changes_in, signature_of
+from verl_clipx.common.verl_contract import (
+    REQUIREMENTS,
+    Requirement,
+    Signature,
+    Use,
+    change_of,
+    changes_in,
+    signature_of,
+)
 from verl_clipx.plugin import HOOKS
 
 VERL = Path(importlib.util.find_spec("verl").origin).parent
@@ -29,7 +37,7 @@ def files_of(module: str) -> list[Path]:
 @pytest.fixture
 def copied(tmp_path) -> Path:
     """A copy of the files of the installed verl in which the names are."""
-    modules = {row.module for row in RELIED} | {f"{row.module}.{row.name}" for row in RELIED}
+    modules = {row.module for row in REQUIREMENTS} | {f"{row.module}.{row.name}" for row in REQUIREMENTS}
     for file in {file for module in modules for file in files_of(module)}:
         target = tmp_path / file.relative_to(VERL)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +50,7 @@ def test_the_installed_verl_has_every_name_and_so_has_a_copy_of_these_files(copi
     assert changes_in(VERL) == changes_in(copied) == ()
 
 
-@pytest.mark.parametrize("relied", RELIED, ids=lambda row: f"{row.module}.{row.name}")
+@pytest.mark.parametrize("relied", REQUIREMENTS, ids=lambda row: f"{row.module}.{row.name}")
 def test_a_name_that_is_gone_is_named(copied, relied):
     (file,) = files_of(relied.module)
     target, last = copied / file.relative_to(VERL), relied.name.rpartition(".")[2]
@@ -57,7 +65,7 @@ def test_a_name_that_is_gone_is_named(copied, relied):
 
 @pytest.mark.parametrize(
     ("row", "name"),
-    [(row, name) for row in RELIED for name in row.parameters],
+    [(row, name) for row in REQUIREMENTS for name in row.parameters],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_a_parameter_with_another_name_is_named(copied, row, name):
@@ -71,11 +79,11 @@ def test_a_parameter_with_another_name_is_named(copied, row, name):
 
 def test_every_module_that_is_hooked_has_a_row():
     hooked = {module for module, _ in HOOKS if module.startswith("verl.")}
-    assert len(hooked) >= 8 and hooked <= {row.module for row in RELIED}
+    assert len(hooked) >= 8 and hooked <= {row.module for row in REQUIREMENTS}
 
 
 def test_every_name_that_the_training_imports_from_verl_has_a_row():
-    rows = {(row.module, row.name.partition(".")[0]) for row in RELIED}
+    rows = {(row.module, row.name.partition(".")[0]) for row in REQUIREMENTS}
     missing = []
     for file in sorted(PACKAGE.rglob("*.py")):
         if str(file.relative_to(PACKAGE)).startswith(ELSEWHERE):
@@ -153,5 +161,5 @@ def test_what_a_signature_must_have_depends_on_who_calls_whom(tmp_path, header, 
     (tmp_path / "module.py").write_text(f"{header}: ...\n" if header.startswith("def") else header)
     verl_contract.source_of.cache_clear()
     uses = (Use.WRAPPED, Use.CALLED, Use.OVERRIDDEN)
-    clauses = {use: change_of(Relied("verl.module", "f", use, ("data", "config")), tmp_path) for use in uses}
+    clauses = {use: change_of(Requirement("verl.module", "f", use, ("data", "config")), tmp_path) for use in uses}
     assert {use for use, clause in clauses.items() if clause is None} == fits

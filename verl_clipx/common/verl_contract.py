@@ -1,6 +1,6 @@
 """The names and signatures of verl that the plugin relies on, and what a folder of verl has changed about them.
 
-Only a verl that is no release on which tests ran is held against it, in every process that imports verl. Therefore no
+A release of verl on which tests ran is not examined. Any other verl is, in every process that imports it. Therefore no
 module of verl is imported: the source is read, and of each definition only the header is parsed. What a signature must
 have depends on who calls whom, as `Use` says.
 """
@@ -24,14 +24,14 @@ class Use(Enum):
 
 
 @dataclass(frozen=True)
-class Relied:
+class Requirement:
     """A name of verl that the plugin relies on.
 
     Args:
         module: the module in which it is defined or imported.
-        name: the name there; that of a class's attribute or method with the class before it and a dot between them.
+        name: the name in that module. The name of an attribute or a method begins with its class: `Class.method`.
         use: what the plugin does with it.
-        parameters: those that it must have, in their order, without self.
+        parameters: the parameters that the function must have, in their order, without self.
     """
 
     module: str
@@ -40,9 +40,9 @@ class Relied:
     parameters: tuple[str, ...] = ()
 
 
-def names(module: str, *of_module: str) -> list[Relied]:
-    """Returns names that only have to be in a module."""
-    return [Relied(module, name) for name in of_module]
+def names(module: str, *required_names: str) -> list[Requirement]:
+    """Returns the requirements that a module has some names, whatever they stand for."""
+    return [Requirement(module, name) for name in required_names]
 
 
 CORE_ALGOS = "verl.trainer.ppo.core_algos"
@@ -52,20 +52,20 @@ ENGINE = "verl.workers.engine.base"
 AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
 TRAINER = "verl.trainer.ppo.v1.trainer_base"
 
-RELIED = (
+REQUIREMENTS = (
     # What verl_clipx/plugin.py hooks.
-    Relied("verl.utils.device", "auto_set_device", Use.WRAPPED, ("config",)),
-    Relied("verl.trainer.main_ppo", "run_ppo", Use.WRAPPED, ("config",)),
-    Relied(AGENT_LOOP, "AgentLoopWorker.__init__", Use.WRAPPED, ("config",)),
-    Relied("verl.utils.metric", "reduce_metrics"),
-    Relied("verl.utils.metric.utils", "reduce_metrics", Use.WRAPPED, ("metrics",)),
-    Relied("verl.utils.tracking", "Tracking.__init__", Use.WRAPPED, ("default_backend", "config")),
-    Relied("verl.trainer.ppo.metric_utils", "compute_data_metrics", Use.WRAPPED, ("batch",)),
-    Relied(TRAINER, "PPOTrainer._compute_metrics", Use.WRAPPED, ("batch", "metrics")),
+    Requirement("verl.utils.device", "auto_set_device", Use.WRAPPED, ("config",)),
+    Requirement("verl.trainer.main_ppo", "run_ppo", Use.WRAPPED, ("config",)),
+    Requirement(AGENT_LOOP, "AgentLoopWorker.__init__", Use.WRAPPED, ("config",)),
+    Requirement("verl.utils.metric", "reduce_metrics"),
+    Requirement("verl.utils.metric.utils", "reduce_metrics", Use.WRAPPED, ("metrics",)),
+    Requirement("verl.utils.tracking", "Tracking.__init__", Use.WRAPPED, ("default_backend", "config")),
+    Requirement("verl.trainer.ppo.metric_utils", "compute_data_metrics", Use.WRAPPED, ("batch",)),
+    Requirement(TRAINER, "PPOTrainer._compute_metrics", Use.WRAPPED, ("batch", "metrics")),
     # The registry of losses, and what calls a loss.
-    Relied(CORE_ALGOS, "POLICY_LOSS_REGISTRY"),
-    Relied(CORE_ALGOS, "register_policy_loss", Use.CALLED, ("name",)),
-    Relied(
+    Requirement(CORE_ALGOS, "POLICY_LOSS_REGISTRY"),
+    Requirement(CORE_ALGOS, "register_policy_loss", Use.CALLED, ("name",)),
+    Requirement(
         CORE_ALGOS,
         "agg_loss",
         Use.CALLED,
@@ -79,70 +79,70 @@ RELIED = (
             "loss_scale_factor",
         ),
     ),
-    Relied("verl.workers.utils.losses", "ppo_loss", Use.CALLED, ("config", "model_output", "data", "dp_group")),
+    Requirement("verl.workers.utils.losses", "ppo_loss", Use.CALLED, ("config", "model_output", "data", "dp_group")),
     # The training worker, each of whose methods ours calls.
     *names(WORKERS, "ActorRolloutRefWorker.actor_worker_cls", "ActorRolloutRefWorker.ref_worker_cls"),
-    Relied(WORKERS, "TrainingWorker.set_loss_fn", Use.OVERRIDDEN, ("loss_fn",)),
-    Relied(WORKERS, "TrainingWorker.train_mini_batch", Use.OVERRIDDEN, ("data",)),
-    Relied(WORKERS, "TrainingWorker.train_batch", Use.OVERRIDDEN, ("data",)),
-    Relied(WORKERS, "TrainingWorker._postprocess_output", Use.WRAPPED, ("output", "forward_only")),
-    Relied(
+    Requirement(WORKERS, "TrainingWorker.set_loss_fn", Use.OVERRIDDEN, ("loss_fn",)),
+    Requirement(WORKERS, "TrainingWorker.train_mini_batch", Use.OVERRIDDEN, ("data",)),
+    Requirement(WORKERS, "TrainingWorker.train_batch", Use.OVERRIDDEN, ("data",)),
+    Requirement(WORKERS, "TrainingWorker._postprocess_output", Use.WRAPPED, ("output", "forward_only")),
+    Requirement(
         WORKERS,
         "TrainingWorker.save_checkpoint",
         Use.OVERRIDDEN,
         ("local_path", "hdfs_path", "global_step", "max_ckpt_to_keep"),
     ),
-    Relied(
+    Requirement(
         WORKERS,
         "TrainingWorker.load_checkpoint",
         Use.OVERRIDDEN,
         ("local_path", "hdfs_path", "del_local_after_load"),
     ),
-    Relied("verl.single_controller.base.decorator", "register", Use.CALLED, ("dispatch_mode", "blocking")),
+    Requirement("verl.single_controller.base.decorator", "register", Use.CALLED, ("dispatch_mode", "blocking")),
     *names("verl.single_controller.base.decorator", "Dispatch"),
-    Relied(
+    Requirement(
         "verl.single_controller.base.decorator",
         "make_nd_compute_dataproto_dispatch_fn",
         Use.CALLED,
         ("mesh_name",),
     ),
     # The engine under it.
-    Relied(
+    Requirement(
         ENGINE,
         "BaseEngine.forward_backward_batch",
         Use.CALLED,
         ("data", "loss_function", "forward_only"),
     ),
-    Relied(ENGINE, "BaseEngine.optimizer_step", Use.CALLED),
-    Relied(ENGINE, "BaseEngine.get_data_parallel_rank", Use.CALLED),
-    Relied(ENGINE, "BaseEngine.get_data_parallel_size", Use.CALLED),
-    Relied(ENGINE, "BaseEngine.get_data_parallel_group", Use.CALLED),
-    Relied(ENGINE, "BaseEngine.is_mp_src_rank_with_outputs", Use.CALLED),
-    Relied(ENGINE, "BaseEngine.eval_mode", Use.CALLED),
+    Requirement(ENGINE, "BaseEngine.optimizer_step", Use.CALLED),
+    Requirement(ENGINE, "BaseEngine.get_data_parallel_rank", Use.CALLED),
+    Requirement(ENGINE, "BaseEngine.get_data_parallel_size", Use.CALLED),
+    Requirement(ENGINE, "BaseEngine.get_data_parallel_group", Use.CALLED),
+    Requirement(ENGINE, "BaseEngine.is_mp_src_rank_with_outputs", Use.CALLED),
+    Requirement(ENGINE, "BaseEngine.eval_mode", Use.CALLED),
     # What a step and the driver import.
     *names("verl.utils.metric", "AggregationType", "Metric"),
     *names("verl.utils", "tensordict_utils"),
     *names("verl.workers", "engine_workers"),
-    Relied("verl.utils.tensordict_utils", "get", Use.CALLED, ("tensordict", "key", "default")),
-    Relied("verl.utils.tensordict_utils", "get_tensordict", Use.CALLED, ("tensor_dict", "non_tensor_dict")),
-    Relied("verl.utils.tensordict_utils", "assign_non_tensor", Use.CALLED, ("tensor_dict",)),
-    Relied("verl.utils.device", "get_device_id", Use.CALLED),
-    Relied(CORRECTION, "compute_rollout_correction_weights", Use.CALLED, ("log_ratio", "response_mask")),
-    Relied(CORRECTION, "compute_rollout_rejection_mask", Use.CALLED, ("log_ratio", "response_mask")),
+    Requirement("verl.utils.tensordict_utils", "get", Use.CALLED, ("tensordict", "key", "default")),
+    Requirement("verl.utils.tensordict_utils", "get_tensordict", Use.CALLED, ("tensor_dict", "non_tensor_dict")),
+    Requirement("verl.utils.tensordict_utils", "assign_non_tensor", Use.CALLED, ("tensor_dict",)),
+    Requirement("verl.utils.device", "get_device_id", Use.CALLED),
+    Requirement(CORRECTION, "compute_rollout_correction_weights", Use.CALLED, ("log_ratio", "response_mask")),
+    Requirement(CORRECTION, "compute_rollout_rejection_mask", Use.CALLED, ("log_ratio", "response_mask")),
     # The terms that verl adds to the policy's, which the receipt computes.
-    Relied("verl.trainer.distillation.losses", "is_distillation_enabled", Use.CALLED, ("config",)),
-    Relied(
+    Requirement("verl.trainer.distillation.losses", "is_distillation_enabled", Use.CALLED, ("config",)),
+    Requirement(
         "verl.trainer.distillation.losses",
         "distillation_loss",
         Use.CALLED,
         ("config", "distillation_config", "model_output", "data"),
     ),
     *names(CORE_ALGOS, "kl_penalty"),
-    Relied("verl.workers.utils.padding", "no_padding_2_padding", Use.CALLED, ("tensor", "data")),
+    Requirement("verl.workers.utils.padding", "no_padding_2_padding", Use.CALLED, ("tensor", "data")),
     *names("verl.plugin.platform", "get_platform"),
-    Relied("verl.trainer.ppo.utils", "need_critic", Use.CALLED, ("config",)),
-    Relied("verl.trainer.ppo.utils", "need_reference_policy", Use.CALLED, ("config",)),
-    Relied(
+    Requirement("verl.trainer.ppo.utils", "need_critic", Use.CALLED, ("config",)),
+    Requirement("verl.trainer.ppo.utils", "need_reference_policy", Use.CALLED, ("config",)),
+    Requirement(
         "verl.utils.config",
         "validate_config",
         Use.CALLED,
@@ -158,31 +158,36 @@ RELIED = (
 
 @functools.cache
 def changes_in(folder: Path) -> tuple[str, ...]:
-    """Returns what a verl has changed about the names in `RELIED`, a clause for each; empty if all are as needed.
+    """Returns what a verl has changed about the names in `REQUIREMENTS`: a clause for each name that is not as needed.
 
     Args:
         folder: that of the package, which holds verl's `__init__.py`.
     """
-    clauses = [change_of(relied, folder) for relied in RELIED]
+    clauses = [change_of(requirement, folder) for requirement in REQUIREMENTS]
     return tuple(clause for clause in clauses if clause is not None)
 
 
-def change_of(relied: Relied, folder: Path) -> str | None:
-    """Returns a clause that says how a name differs in verl's folder from what the plugin relies on, or None."""
-    full = f"{relied.module}.{relied.name}"
-    source = source_of(relied.module, folder)
+def change_of(requirement: Requirement, folder: Path) -> str | None:
+    """Returns a clause that says how verl differs from a requirement; None if it meets the requirement.
+
+    Args:
+        requirement: what the plugin relies on.
+        folder: that of the package verl.
+    """
+    full_name = f"{requirement.module}.{requirement.name}"
+    source = source_of(requirement.module, folder)
     if source is None:
-        return f"{relied.module} is not there"
-    if relied.use is Use.NAMED:
-        if has_name(source, relied.name, relied.module, folder):
+        return f"{requirement.module} is not there"
+    if requirement.use is Use.NAMED:
+        if has_name(source, requirement.name, requirement.module, folder):
             return None
-        return f"{full} is not there"
-    signature = signature_of(source, relied.name)
+        return f"{full_name} is not there"
+    signature = signature_of(source, requirement.name)
     if signature is None:
-        return f"{full} is not there"
-    if fits(signature, relied):
+        return f"{full_name} is not there"
+    if meets(signature, requirement):
         return None
-    return f"{full} takes ({', '.join(signature.parameters)}), not ({', '.join(relied.parameters)})"
+    return f"{full_name} takes ({', '.join(signature.parameters)}), not ({', '.join(requirement.parameters)})"
 
 
 @functools.cache
@@ -206,6 +211,7 @@ def has_name(source: str, name: str, module: str, folder: Path) -> bool:
     """
     if definition_of(source, name) is not None:
         return True
+    # An import statement that has the name on its line, or between the parentheses that open there.
     imported = re.search(rf"^(?:from|import) [^\n(]*(?:\([^)]*)?\b{name}\b", source, re.M)
     return imported is not None or source_of(f"{module}.{name}", folder) is not None
 
@@ -214,11 +220,12 @@ def definition_of(source: str, name: str) -> str | None:
     """Returns the source from the definition of a name on; a method's is looked for within its class."""
     indent = ""
     for part in name.split("."):
+        # At its level of indentation: "def name(", "class name:", "class name(" or "name =", and "name: type".
         start = re.search(rf"^{indent}(?:(?:async )?def |class )?{part}\b(?=\s*[(:=])", source, re.M)
         if start is None:
             return None
         source = source[start.start() :]
-        # A class ends where something else is defined at its level.
+        # A class ends where something else is defined at its own level of indentation.
         end = re.search(rf"^{indent}(?:async def|def|class|@)", source[1:], re.M)
         if end is not None:
             source = source[: end.start() + 1]
@@ -266,11 +273,18 @@ def signature_in(arguments: ast.arguments) -> Signature:
     return Signature(tuple(parameters), frozenset(required) - {"self"})
 
 
-def fits(signature: Signature, relied: Relied) -> bool:
-    """Returns whether a function can be used as the plugin uses it."""
-    if relied.use is Use.OVERRIDDEN:
-        return signature.parameters == relied.parameters
-    has_all = set(relied.parameters) <= set(signature.parameters)
-    if relied.use is Use.CALLED:
-        return has_all and signature.required <= set(relied.parameters)
-    return has_all
+def meets(signature: Signature, requirement: Requirement) -> bool:
+    """Returns whether a function's signature allows what `requirement.use` says that the plugin does with it.
+
+    Args:
+        signature: that of the function in verl.
+        requirement: what the plugin relies on; its use is not `NAMED`, which needs no signature.
+    """
+    if requirement.use is Use.OVERRIDDEN:
+        # verl calls our method in place of its own.
+        return signature.parameters == requirement.parameters
+    has_all_parameters = set(requirement.parameters) <= set(signature.parameters)
+    if requirement.use is Use.CALLED:
+        # The plugin gives no other parameter, so that verl must not demand one.
+        return has_all_parameters and signature.required <= set(requirement.parameters)
+    return has_all_parameters
