@@ -1,8 +1,8 @@
 """Finds installed versions, and decides whether the plugin extends the verl that is here.
 
-It extends the releases that its tests run on. Any other verl of their minor version or a later one it extends if every
-name that it relies on is there with the signature that it needs (verl_contract.py): then a run says that its verl is
-not a release that tests ran on.
+The plugin extends the releases that its tests run on. It extends any other verl of their minor version or a later one
+if every name that it relies on is there with the signature that it needs (verl_contract.py). A run then says that its
+verl is not a release that tests ran on.
 """
 
 import sys
@@ -56,12 +56,17 @@ def version_here(distribution: str) -> str | None:
     return verl_version() if distribution == "verl" else installed_version(distribution)
 
 
+def is_tested(version: str) -> bool:
+    """Returns whether tests ran on a version of verl, whatever local label (`+cu128`) it has."""
+    return Version(version).public in TESTED_RELEASES
+
+
 def unsuitable_verl() -> str | None:
-    """Returns one line that says why the plugin does nothing beside the verl that is here; None if it extends it."""
+    """Returns one line that says why the plugin does nothing with the installed verl; None if it extends that verl."""
     version = verl_version()
     if version is None:
         return f"verl-clipx needs verl{VERL_RANGE}, and no verl is installed: pip install 'verl{VERL_RANGE}'"
-    if Version(version).public in TESTED_RELEASES:
+    if is_tested(version):
         return None
     if Version(version).release < Version(TESTED_RELEASES[0]).release:
         return f"verl-clipx needs verl{VERL_RANGE}, and this is verl {version}: pip install 'verl{VERL_RANGE}'"
@@ -75,9 +80,14 @@ def unsuitable_verl() -> str | None:
 
 
 def untested_verl() -> str | None:
-    """Returns one line that says that no test ran on the verl that is here; None if one did, or it is unsuitable."""
+    """Returns one line that says that no test ran on the installed verl, which the plugin extends.
+
+    None is returned if tests ran on it, or if the plugin does not extend it.
+    """
     version = verl_version()
-    if version is None or Version(version).public in TESTED_RELEASES or unsuitable_verl() is not None:
+    if version is None or is_tested(version):
+        return None
+    if unsuitable_verl() is not None:
         return None
     return (
         f"this is verl {version}, not a release that the tests of verl-clipx ran on ({' and '.join(TESTED_RELEASES)}); "
