@@ -7,7 +7,8 @@ from torch import Tensor
 
 from verl_clipx.losses.base.shared_metrics import ALIKE_PROMPTS, CUT_RESPONSES, NOT_FINITE, STANDARD_ERROR, UNDECIDED
 
-# The fields of verl's batch by what they are. Rewards are looked at in every token, since verl sums all of them.
+# The fields of verl's batch with values that must be finite, by the metric that counts them. The rewards of a response
+# must be finite in its padding too, since verl sums all of a row.
 FIELDS = {
     "rewards": ("token_level_scores", "token_level_rewards"),
     "advantages": ("advantages",),
@@ -16,87 +17,124 @@ FIELDS = {
 
 
 def step_metrics(batch: Any, longest: tuple[int | None, int | None]) -> dict[str, float]:
-    """Returns the metrics of a step's health, and the standard error of its reward.
+    """Return the metrics of a step's health, and the standard error of its reward.
 
     Args:
         batch: verl's DataProto. Without uids, responses to equal prompts count as those to one prompt.
         longest: the longest response, and the longest prompt and response together, in tokens, as `lengths_of` returns
-            them; without any of the two, nothing is said about cut responses.
+            them. If both are None, the metric of cut responses is left out.
     """
     data = batch.batch
-    mask = batch.batch["response_mask"].bool()
+    mask = data["response_mask"].bool()
     # An aborted response has no tokens.
-    counted = mask.any(-1)
-    metrics: dict[str, float] = {}
-    for name, keys in FIELDS.items():
-        looked_at = counted[:, None] if name == "rewards" else mask
-        # The responses with a value that is not finite, by each of the fields that there are.
-        wrong = [(~data[key].isfinite() & looked_at).any(-1) for key in keys if key in data]
-        if wrong:
-            metrics[NOT_FINITE[name].key] = float(torch.stack(wrong).any(0).sum())
-    scores = data["token_level_scores"].sum(-1)[counted]
-    prompts_of_responses = prompt_numbers(batch)[counted]
-    if longest != (None, None) and counted.any():
-        if "response_length" in data:
-            prompts = data["prompt_length"]
-            responses = data["response_length"]
-        else:
-            width = data["prompts"].shape[1]
-            prompts = data["attention_mask"][:, :width].sum(-1)
-            responses = data["attention_mask"][:, width:].sum(-1)
-        longest_response, longest_together = longest
-        cut = torch.zeros_like(counted)
-        if longest_response is not None:
-            cut = cut | (responses >= longest_response)
-        if longest_together is not None:
-            cut = cut | (prompts + responses >= longest_together)
-        metrics[CUT_RESPONSES.key] = float(cut[counted].float().mean())
+    has_tokens = mask.any(-1)
+    metrics = count_not_finite(data, mask, has_tokens)
+    if longest != (None, None) and has_tokens.any():
+        metrics[CUT_RESPONSES.key] = share_cut(data, has_tokens, longest)
     if "undecided" in batch.non_tensor_batch:
         metrics |= undecided_share(batch.non_tensor_batch["undecided"])
-    of_scores = {
-        ALIKE_PROMPTS.key: share_alike(scores, prompts_of_responses),
-        STANDARD_ERROR.key: standard_error(scores, prompts_of_responses),
-    }
-    return metrics | {key: value for key, value in of_scores.items() if value is not None}
+    scores = data["token_level_scores"].sum(-1)[has_tokens]
+    prompts = prompt_numbers(batch)[has_tokens]
+    alike = share_alike(scores, prompts)
+    if alike is not None:
+        metrics[ALIKE_PROMPTS.key] = alike
+    error = standard_error(scores, prompts)
+    if error is not None:
+        metrics[STANDARD_ERROR.key] = error
+    return metrics
+
+
+def count_not_finite(data: Any, mask: Tensor, has_tokens: Tensor) -> dict[str, float]:
+    """Count the responses with a value that is not finite, for each entry of FIELDS of which the batch has a field.
+
+    Args:
+        data: the tensors of verl's batch.
+        mask: the tokens of the responses, bool, (responses, length).
+        has_tokens: the responses that have any, bool, (responses,).
+    """
+    metrics = {}
+    for name, keys in FIELDS.items():
+        is_checked = has_tokens[:, None] if name == "rewards" else mask
+        is_wrong_in_fields = [(~data[key].isfinite() & is_checked).any(-1) for key in keys if key in data]
+        if is_wrong_in_fields:
+            metrics[NOT_FINITE[name].key] = float(torch.stack(is_wrong_in_fields).any(0).sum())
+    return metrics
+
+
+def share_cut(data: Any, has_tokens: Tensor, longest: tuple[int | None, int | None]) -> float:
+    """Return the share of the responses with tokens that are as long as they may be.
+
+    Args:
+        data: the tensors of verl's batch.
+        has_tokens: the responses that have any, bool, (responses,).
+        longest: as for `step_metrics`.
+    """
+    if "response_length" in data:
+        prompt_lengths = data["prompt_length"]
+        response_lengths = data["response_length"]
+    else:
+        prompt_width = data["prompts"].shape[1]
+        prompt_lengths = data["attention_mask"][:, :prompt_width].sum(-1)
+        response_lengths = data["attention_mask"][:, prompt_width:].sum(-1)
+    longest_response, longest_together = longest
+    is_cut = torch.zeros_like(has_tokens)
+    if longest_response is not None:
+        is_cut = is_cut | (response_lengths >= longest_response)
+    if longest_together is not None:
+        is_cut = is_cut | (prompt_lengths + response_lengths >= longest_together)
+    return float(is_cut[has_tokens].float().mean())
 
 
 def prompt_numbers(batch: Any) -> Tensor:
-    """Numbers each response's prompt, int64, (responses,): by uid or, as in the v1 trainers, by its tokens."""
+    """Number each response's prompt, int64, (responses,): by uid or, as in the v1 trainers, by its tokens."""
     if "uid" in batch.non_tensor_batch:
         numbers: dict[str, int] = {}
         return torch.tensor([numbers.setdefault(str(uid), len(numbers)) for uid in batch.non_tensor_batch["uid"]])
-    return torch.unique(batch.batch["prompts"], dim=0, return_inverse=True)[1]
+    _, numbers_of_responses = torch.unique(batch.batch["prompts"], dim=0, return_inverse=True)
+    return numbers_of_responses
 
 
 def standard_error(scores: Tensor, prompts: Tensor) -> float | None:
-    """Returns the standard error of the mean score, by the prompts' totals: responses to one are not independent.
+    """Return the standard error of the mean score, clustered by prompt.
 
-    With equally many responses to each prompt, it is the standard deviation of the prompts' means over the root of
-    their number; None with fewer than two prompts. Both arguments are (responses,), without aborted responses, which
-    have no tokens and are not in verl's mean.
+    Responses to one prompt are not independent, so that the totals of the prompts, and not the single scores, show how
+    far the mean may vary. With equally many responses to each prompt, it is the standard deviation of the prompts'
+    means divided by the square root of the number of prompts.
 
-    Source: the clustered standard error of a mean (Miller, arXiv 2411.00640), times n / (n - 1) for n prompts.
+    Source: the clustered standard error of a mean (Miller, arXiv 2411.00640), its square multiplied by n / (n - 1) for
+    n prompts.
+
+    Args:
+        scores: of the responses, (responses,), without aborted ones, which have no tokens and are not in verl's mean.
+        prompts: the numbers of their prompts, int64, (responses,).
+
+    Returns:
+        In the unit of the scores; None with fewer than two prompts.
     """
-    prompts = torch.unique(prompts, return_inverse=True)[1]
+    # Numbered from 0 on without gaps, also where aborted responses were a prompt's only ones.
+    _, prompts = torch.unique(prompts, return_inverse=True)
     scores = scores.to(torch.float64)
-    number = int(prompts.max()) + 1 if len(prompts) else 0
-    if number < 2:
+    prompt_count = int(prompts.max()) + 1 if len(prompts) else 0
+    if prompt_count < 2:
         return None
-    of_prompts = torch.zeros(number, dtype=torch.float64, device=scores.device)
-    of_prompts.index_add_(0, prompts, scores - scores.mean())
-    return float((of_prompts.square().sum() * number / (number - 1)).sqrt()) / len(scores)
+    total_deviations = torch.zeros(prompt_count, dtype=torch.float64, device=scores.device)
+    total_deviations.index_add_(0, prompts, scores - scores.mean())
+    corrected_sum = total_deviations.square().sum() * prompt_count / (prompt_count - 1)
+    return float(corrected_sum.sqrt()) / len(scores)
 
 
 def share_alike(scores: Tensor, prompts: Tensor) -> float | None:
-    """Returns the share of the prompts with several samples whose scores are all equal; None without such prompts.
+    """Return the share of the prompts with several responses whose scores are all equal; None without such prompts.
 
-    Both are (responses,); a score that is not finite is like no other.
+    Args:
+        scores: of the responses, (responses,). NaN equals no score, not even NaN.
+        prompts: the numbers of their prompts, int64, (responses,).
     """
     _, numbers, counts = torch.unique(prompts, return_inverse=True, return_counts=True)
-    scores = scores.to(torch.float64)
-    of_prompts = torch.zeros(len(counts), dtype=torch.float64)
-    lowest = of_prompts.scatter_reduce(0, numbers, scores.cpu(), "amin", include_self=False)
-    highest = of_prompts.scatter_reduce(0, numbers, scores.cpu(), "amax", include_self=False)
+    scores = scores.to(torch.float64).cpu()
+    zeros = torch.zeros(len(counts), dtype=torch.float64)
+    lowest = zeros.scatter_reduce(0, numbers, scores, "amin", include_self=False)
+    highest = zeros.scatter_reduce(0, numbers, scores, "amax", include_self=False)
     has_several = counts > 1
     if not has_several.any():
         return None
@@ -104,23 +142,30 @@ def share_alike(scores: Tensor, prompts: Tensor) -> float | None:
 
 
 def undecided_share(values: Any) -> dict[str, float]:
-    """Returns the metric of what a reward gave as `undecided`, a value for each response; nothing without any."""
-    given = [float(value) for value in values if value is not None]
-    if not given:
+    """Return the metric of undecided responses, or nothing if the reward says of none whether it is.
+
+    Args:
+        values: what the reward returned as `undecided` for each response: 1 or True, 0 or False, or None.
+    """
+    decided_or_not = [float(value) for value in values if value is not None]
+    if not decided_or_not:
         return {}
-    return {UNDECIDED.key: sum(given) / len(given)}
+    return {UNDECIDED.key: sum(decided_or_not) / len(decided_or_not)}
 
 
 def verdicts(fetch: Any, batch: Any) -> dict[str, float]:
-    """Returns the metric of answers without a verdict in a step of the v1 trainers; empty if the reward has none.
+    """Return the metric of undecided responses in a step of the v1 trainers, or nothing if the reward has none.
 
-    `fetch` is TransferQueue's kv_batch_get, `batch` the step's keys and tags, which verl fills up with copies.
+    Args:
+        fetch: TransferQueue's kv_batch_get, or a function like it.
+        batch: the step's keys and tags. verl fills it up with copies of rows, which do not count.
     """
-    rows = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-    fields = fetch(keys=rows, partition_id=batch.partition_id, select_fields=["extra_fields"])
+    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+    fields = fetch(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
     undecided = []
     for extra in fields["extra_fields"]:
-        of_row = getattr(extra, "data", extra)
-        if isinstance(of_row, dict):
-            undecided.append(of_row.get("reward_extra_info", {}).get("undecided"))
+        # TensorDict wraps what is no tensor.
+        fields_of_row = getattr(extra, "data", extra)
+        if isinstance(fields_of_row, dict):
+            undecided.append(fields_of_row.get("reward_extra_info", {}).get("undecided"))
     return undecided_share(undecided)

@@ -1,6 +1,7 @@
-"""The hooks in verl's trainer. They act in a run with a clipx node; in any other they call verl's function, no more.
+"""The hooks in verl's trainer. They act in a run with a clipx node; in any other they only call verl's function.
 
-`Tracking` is the first of them to see a run's configuration: every trainer makes one before its first step.
+The run begins with `open_logs`, the hook of verl's `Tracking`, which every trainer makes with the configuration before
+its first step.
 """
 
 import inspect
@@ -13,9 +14,10 @@ from verl_clipx.losses.base.shared_metrics import RECEIPT
 from verl_clipx.training.observing import OFF, UPDATES, Observers
 
 if TYPE_CHECKING:
+    from verl_clipx.analysis.runs.run_log import Rows
     from verl_clipx.training.worker.fingerprints import BatchHashes
 
-# What observes a run in this process.
+# The names of what observes a run in this process, for the message of a failure.
 FINGERPRINTS = "the fingerprints of rollout batches"
 HEALTH = "the metrics health/*"
 RULES = "the rules of clipx.health"
@@ -23,13 +25,14 @@ RECEIPT_IN_RECORD = "the receipt in the run's record"
 
 
 class TrainedRun:
-    """A run with a clipx node, in the process of its trainer. verl logs each of its steps to it, after all other logs.
+    """A run with a clipx node, in the process of its trainer. verl calls its `log` as one of its loggers, the last one.
 
     A step's line in the file log also has `batch`, the fingerprints of its rollout batch, if there are any, and `off`,
-    the names of what observes the run no more, as it failed.
+    the names of what no longer observes the run because it failed.
 
     Args:
-        log: the run's file log, if the plugin keeps one.
+        config: verl's whole configuration, with the defaults of the clipx node filled in.
+        log: the path of the run's file log; None if the plugin keeps none.
     """
 
     def __init__(self, config: dict[str, Any], log: Path | None):
@@ -39,14 +42,18 @@ class TrainedRun:
         from verl_clipx.training.trainer.watch import ReceiptCheck, Watch
 
         record = record_of(config)
-        # The log, and what the run logged before it was resumed.
         self._log = log
-        self.file, before = (None, {}) if log is None else open_log(log, config)
+        self.file = None
+        # What the run logged before it was resumed, by step.
+        rows_before: Rows = {}
+        if log is not None:
+            self.file, rows_before = open_log(log, config)
+        # The longest response, and the longest prompt and response together, in tokens.
         self.longest = lengths_of(record)
-        # A reward returns a verdict always or never.
+        # Whether the reward may return verdicts. It does always or never, so the first step shows which.
         self.has_verdicts = True
-        # Of the rollout batch that is not in the log yet: the hashes of its rows, those of its updates, and the
-        # versions of the weights that sampled it.
+        # Of the rollout batch that is not in the log yet: the hashes of its rows, the fingerprints of its updates, and
+        # the versions of the weights that sampled it.
         self.batch: BatchHashes | None = None
         self.updates: list[int] = []
         self.versions: tuple[int, int] | None = None
@@ -54,25 +61,34 @@ class TrainedRun:
         self.observers.begin(RECEIPT_IN_RECORD)
         self._log_name = f"the log {log}"
         self._receipt = ReceiptCheck(record)
-        self._watch = Watch(record, before)
+        self._watch = Watch(record, rows_before)
         # Whether the record has the receipt of this start.
         self._is_receipt_recorded = False
 
     def log(self, data: dict[str, Any], step: int) -> None:
-        """Writes a step's metrics to the file log and looks at them; raises RuntimeError if they stop the run."""
+        """Write a step's metrics to the file log, and look at them.
+
+        Args:
+            data: the metrics, by key.
+            step: the step's number.
+
+        Raises:
+            RuntimeError: they stop the run.
+        """
         if self.file is not None:
             self.observers.run(self._log_name, lambda: self._write(data, step))
             self.observers.begin(self._log_name)
             self.observers.run(RECEIPT_IN_RECORD, lambda: self._record_receipt(data))
         self._receipt.look(data, step)
-        stop = self.observers.run(RULES, lambda: self._watch.look(data, step))
-        if stop is not None:
-            raise RuntimeError(stop)
+        reason_to_stop = self.observers.run(RULES, lambda: self._watch.look(data, step))
+        if reason_to_stop is not None:
+            raise RuntimeError(reason_to_stop)
         if keys.STEP in data:
+            # After the first step of the training, a failure of what observes it ends it no more.
             self.observers.begin()
 
     def _record_receipt(self, data: dict[str, Any]) -> None:
-        """Writes the receipt into the run's record, once, if a step's metrics have it."""
+        """Write the receipt into the run's record, once, if a step's metrics have it."""
         from verl_clipx.training.trainer.log import receipt_in, record_receipt
 
         if self._is_receipt_recorded or RECEIPT.key not in receipt_in(data):
@@ -81,22 +97,27 @@ class TrainedRun:
         self._is_receipt_recorded = True
 
     def _write(self, data: dict[str, Any], step: int) -> None:
-        """Writes a step's line to the file log, with the fingerprints of its rollout batch."""
+        """Write a step's line to the file log, with the fingerprints of its rollout batch."""
         from verl_clipx.training.trainer.log import line_of
         from verl_clipx.training.worker.fingerprints import fingerprints_of
 
         hashes = self.batch
         self.batch = None
-        batch = None if hashes is None else self.observers.run(FINGERPRINTS, lambda: fingerprints_of(hashes))
-        self.file.write(line_of(data, step, batch=batch, off=sorted(self.observers.off)))
+        fingerprints = None
+        if hashes is not None:
+            fingerprints = self.observers.run(FINGERPRINTS, lambda: fingerprints_of(hashes))
+        self.file.write(line_of(data, step, batch=fingerprints, off=sorted(self.observers.off)))
 
 
-# What this process trains; None: no run, or one without a clipx node.
+# The run that this process trains; None if it trains none, or one without a clipx node.
 _run: TrainedRun | None = None
+
+# Each hook below gets what wrapt gives a wrapper: the function of verl's, the object that it is bound to, and the
+# positional and the named arguments of the call.
 
 
 def open_logs(wrapped: Any, tracking: Any, positional: tuple, named: dict[str, Any]) -> None:
-    """Wraps the constructor of verl's `Tracking`, which opens the logs of a run."""
+    """Wrap the constructor of verl's `Tracking`, which opens the logs of a run, and begin the run."""
     global _run
     call = inspect.signature(wrapped).bind(*positional, **named)
     call.apply_defaults()
@@ -116,11 +137,17 @@ def open_logs(wrapped: Any, tracking: Any, positional: tuple, named: dict[str, A
         names = [backends] if isinstance(backends, str) else backends
         call.arguments["default_backend"] = [name for name in names if name != "file"]
     wrapped(*call.args, **call.kwargs)
-    _run = tracking.logger[NODE] = TrainedRun(config, log)
+    _run = TrainedRun(config, log)
+    # verl logs each step to all of these.
+    tracking.logger[NODE] = _run
 
 
 def add_health(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> dict[str, Any]:
-    """Wraps verl's `compute_data_metrics`, which every trainer calls: adds health, keeps the batch's fingerprints."""
+    """Wrap verl's `compute_data_metrics`, which every trainer calls: keep the batch's hashes, and add health's metrics.
+
+    Returns:
+        verl's metrics of the batch, and those of its health.
+    """
     metrics = wrapped(*positional, **named)
     if _run is None:
         return metrics
@@ -139,9 +166,9 @@ def add_health(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -
 
 
 def take_worker_messages(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> dict[str, Any]:
-    """Wraps verl's `reduce_metrics`, and takes the worker's messages out of the metrics before verl averages them.
+    """Wrap verl's `reduce_metrics`: take the worker's messages out of the metrics before verl averages them.
 
-    There are two messages: the hashes of the worker's updates, and which of its observers failed.
+    There are two messages: the fingerprints of the worker's updates, and which of its observers failed.
     """
     metrics = positional[0] if positional else named["metrics"]
     updates = metrics.pop(f"actor/{UPDATES}", [])
@@ -151,13 +178,19 @@ def take_worker_messages(wrapped: Any, _: Any, positional: tuple, named: dict[st
     if _run is not None:
         for update in updates:
             # verl's NeoProto leaves the list of a worker's mini-batches within the list.
-            _run.updates += update if isinstance(update, list) else [update]
-        _run.observers.off |= {key.removeprefix(f"actor/{OFF}") for key in off_keys}
+            if isinstance(update, list):
+                _run.updates.extend(update)
+            else:
+                _run.updates.append(update)
+        _run.observers.off.update(key.removeprefix(f"actor/{OFF}") for key in off_keys)
     return wrapped(*positional, **named)
 
 
 def add_verdicts(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> None:
-    """Wraps how the v1 trainers make a step's metrics, which know what a reward returns and which weights sampled."""
+    """Wrap what makes a step's metrics in the v1 trainers: keep the weights' versions, and add the verdicts' metric.
+
+    verl's function has what `add_health` does not get: what the reward returned, and which weights sampled.
+    """
     if _run is None:
         return wrapped(*positional, **named)
     from verl.trainer.ppo.v1 import trainer_base
@@ -168,10 +201,11 @@ def add_verdicts(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any])
     call = inspect.signature(wrapped).bind(*positional, **named).arguments
     tags = [tag for tag in call["batch"].tags if not tag.get("is_padding", False)]
 
-    def versions() -> tuple[int, int] | None:
+    def find_versions() -> tuple[int, int] | None:
+        """Return the oldest and the newest version of the weights that sampled the step's rows."""
         return span([tag.get(OLDEST) for tag in tags], [tag.get(NEWEST) for tag in tags])
 
-    _run.versions = _run.observers.run(FINGERPRINTS, versions)
+    _run.versions = _run.observers.run(FINGERPRINTS, find_versions)
     wrapped(*positional, **named)
     if _run.has_verdicts:
         # The trainer's own queue, which need not be TransferQueue's module: a run in one process has another.

@@ -1,6 +1,7 @@
-"""The log and the record of a run with a clipx node: verl's file log, but one that a resumed run goes on with.
+"""The log and the record of a run with a clipx node: verl's file log, but one that a resumed run continues.
 
-verl's own file logger starts an empty file: a run that was killed after step 7 and resumed would lack the steps before.
+verl's own file logger starts with an empty file: a run that was killed after step 7 and resumed would lack the steps up
+to 7.
 """
 
 import contextlib
@@ -40,69 +41,95 @@ from verl_clipx.run.keys import (
 from verl_clipx.run.record import Content, RunRecord, as_json, read_record, record_of
 from verl_clipx.run.run_files import record_path, resumed_step, traces_path
 
-# The names of Ray's resources for the kind of a node's accelerators begin with this.
+# What the name of a Ray resource begins with that says of which kind a node's accelerators are.
 ACCELERATOR = "accelerator_type:"
 
 # What a run without a checkpoint started from.
 FROM_MODEL = Content()
 
+# The packages whose versions a run's record has, as far as they are installed.
 VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm", "sglang")
 
 
 def open_log(log: Path, config: dict[str, Any]) -> tuple[BinaryIO, Rows]:
-    """Opens a run's file log, which begins with the lines of the run that goes on, and writes its record.
+    """Open a run's file log, and write its record. The log of a resumed run keeps the lines up to its checkpoint.
 
-    The old file is replaced only by one that holds these lines. Returns also what they say, by step.
+    If the process is killed meanwhile, the old file is still there, or the new one with these lines.
+
+    Args:
+        log: the path of the file log.
+        config: verl's whole configuration.
+
+    Returns:
+        The file, to which lines are appended; and what the kept lines say, by step.
     """
     step = resumed_step(config)
-    # No other run is here; the one that was killed was writing them.
+    # A run that was killed may have left partial files. No other run writes here.
     remove_partials(log.parent, f"{log.stem}.*")
-    kept = kept_lines(log, step)
-    before = rows_of(b"".join(kept), log)
+    lines = kept_lines(log, step)
+    content = b"".join(lines)
+    rows = rows_of(content, log)
     with replacing(log.resolve()) as partial:
-        partial.write_bytes(b"".join(kept))
+        partial.write_bytes(content)
     remove_later_traces(traces_path(log), step)
-    write_record(log, config, start=started_from(log, config, goes_on=bool(kept)))
-    print(f"clipx: the file log is {log}, with {len(kept)} lines of the run that goes on", flush=True)
-    # Without a buffer, as verl opens it: a line is there once it is logged.
-    return log.open("ab", buffering=0), before
+    write_record(log, config, start=find_start(log, config, has_steps=bool(lines)))
+    print(f"clipx: the file log is {log}, with {len(lines)} lines of the run that goes on", flush=True)
+    # Without a buffer, as verl opens it, so that a line is in the file as soon as it is logged.
+    return log.open("ab", buffering=0), rows
 
 
 def line_of(data: dict[str, Any], step: int, **more: Any) -> bytes:
-    """Returns a step's line as verl's file logger writes it, and with it what else is not empty."""
-    line = {"step": step, "data": data} | {key: value for key, value in more.items() if value}
+    """Return a step's line of a file log as verl's file logger writes it, with further entries.
+
+    Args:
+        data: the step's metrics.
+        step: its number.
+        more: further entries by name; an empty or absent one is left out.
+    """
+    line = {"step": step, "data": data}
+    for key, value in more.items():
+        if value:
+            line[key] = value
     return orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
 
 
 def kept_lines(path: Path, step: int) -> list[bytes]:
-    """Returns a log's lines up to a step (0: none), with their ends; drops unreadable ones with a warning."""
-    if not (step and path.exists()):
+    """Return the lines of a log that a resumed run keeps, with their ends; a warning names those that are unreadable.
+
+    Args:
+        path: the log's, which need not exist.
+        step: that of the checkpoint from which the run is resumed; 0: it begins afresh, and keeps none.
+    """
+    if step == 0 or not path.exists():
         return []
     return [entry.line for entry in entries_in(path.read_bytes(), path) if entry.step <= step]
 
 
 def remove_later_traces(folder: Path, step: int) -> None:
-    """Removes the traces of the steps after one: the run makes these steps again, or is another run."""
+    """Remove the traces of all steps after one, which this run makes again or another run has left."""
     if folder.is_dir():
-        # Imports pyarrow.
+        # Imports pyarrow, which takes long.
         from verl_clipx.run.trace_format import remove_shards
 
         remove_partials(folder)
         remove_shards(folder, step + 1)
 
 
-def started_from(log: Path, config: dict[str, Any], goes_on: bool) -> Content:
-    """Returns the checkpoint that a run began from, without a path where it began from the model.
+def find_start(log: Path, config: dict[str, Any], has_steps: bool) -> Content:
+    """Return the checkpoint that a run began from; `FROM_MODEL`, which has no path, if it began from the model.
 
     Args:
-        goes_on: whether the log has steps of the run before it was resumed. It then began where its record says.
+        log: the run's file log.
+        config: verl's whole configuration.
+        has_steps: whether the log has steps of the run from before it was resumed. It then began where its record says.
     """
     path = record_path(log)
-    if goes_on and path.exists():
+    if has_steps and path.exists():
+        # An unreadable record says nothing.
         with contextlib.suppress(ValueError):
             return read_record(read_json_object(path), str(path)).start
     step = resumed_step(config)
-    if goes_on or step == 0:
+    if has_steps or step == 0:
         return FROM_MODEL
     folder = Path(str(value_at(config, CHECKPOINT_FOLDER))) / f"global_step_{step}"
     if value_at(config, RESUME_MODE) == NAMED_CHECKPOINT:
@@ -111,7 +138,7 @@ def started_from(log: Path, config: dict[str, Any], goes_on: bool) -> Content:
 
 
 def write_record(log: Path, config: dict[str, Any], start: Content = FROM_MODEL) -> None:
-    """Writes a run's record beside its log, readable by its owner alone.
+    """Write a run's record beside its log, readable by its owner alone.
 
     Args:
         log: the run's file log.
@@ -134,7 +161,7 @@ def write_record(log: Path, config: dict[str, Any], start: Content = FROM_MODEL)
 
 
 def hashed_contents(record: RunRecord) -> dict[str, Content]:
-    """Returns the fields of a record that say what its run reads: the hash of each, and the model's size.
+    """Return the fields of a record that say what its run reads, with the hash of each, and the model's size.
 
     What is not on this machine has no hash.
     """
@@ -151,28 +178,34 @@ def hashed_contents(record: RunRecord) -> dict[str, Content]:
 
 
 def save_record(log: Path, record: RunRecord) -> None:
-    """Writes a record beside its log."""
+    """Write a record beside its log, readable by its owner alone."""
     write_text(record_path(log), json.dumps(as_json(record), indent=1, default=str) + "\n", private=True)
 
 
 def record_receipt(log: Path, data: Mapping[str, Any]) -> None:
-    """Writes what a step's metrics say of the worker's receipt into the run's record."""
+    """Write the worker's receipt into the run's record.
+
+    Args:
+        log: the run's file log.
+        data: the metrics of a step that has the receipt, by key.
+    """
     metrics = receipt_in(data)
-    # Not a number where no token could be compared, and infinite where a gradient is not finite.
-    difference = metrics[RECEIPT.key] if math.isfinite(metrics[RECEIPT.key]) else None
-    failed = metrics.get(RECEIPT_FAILED.key)
+    # NaN where no token could be compared, and infinite where a gradient is not finite. JSON has neither.
+    difference: float | None = metrics[RECEIPT.key]
+    if not math.isfinite(difference):
+        difference = None
+    failed_checks = None
+    if RECEIPT_FAILED.key in metrics:
+        # Rounded up: verl averages the metric over ranks, and the failure of one must not vanish.
+        failed_checks = math.ceil(metrics[RECEIPT_FAILED.key])
     path = record_path(log)
     record = read_record(read_json_object(path), str(path))
-    result = dataclasses.replace(
-        record.receipt,
-        difference=difference,
-        failed=None if failed is None else math.ceil(failed),
-    )
-    save_record(log, dataclasses.replace(record, receipt=result))
+    receipt = dataclasses.replace(record.receipt, difference=difference, failed=failed_checks)
+    save_record(log, dataclasses.replace(record, receipt=receipt))
 
 
 def receipt_in(data: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the receipt's metrics in those of a step, by their keys without the prefix of verl's; empty without."""
+    """Return the receipt's metrics in those of a step, by their keys without verl's prefix; empty if it has none."""
     metrics = {}
     for key, value in data.items():
         for metric in (RECEIPT, RECEIPT_FAILED):
@@ -182,7 +215,7 @@ def receipt_in(data: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _accelerators() -> list[str]:
-    """Returns the kinds of accelerators in the Ray cluster: this process need not see any itself."""
+    """Return the kinds of accelerators in the Ray cluster: this process need not see any itself."""
     import ray
 
     if not ray.is_initialized():
