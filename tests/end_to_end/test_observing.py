@@ -32,7 +32,9 @@ METRICS, TRACES = "the metrics of the loss", "the traces"
 # What raises, and what the log calls the part that goes off.
 PLANTED = {
     **dict.fromkeys(["policy_loss.more_sums", "loss_function.exact_metrics", "observe.observed_sums"], METRICS),
-    **dict.fromkeys([f"training_worker.{name}" for name in ("over_remaining", "merged_passes", "ages")], METRICS),
+    **dict.fromkeys(
+        [f"training_worker.{name}" for name in ("exclude_rejected_tokens", "merged_passes", "ages")], METRICS
+    ),
     "compiled.token_loss": METRICS,
     "update_fingerprints.hash_field": "the fingerprints of updates",
     "tracer.tokens_of_method": TRACES,

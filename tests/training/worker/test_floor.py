@@ -14,7 +14,7 @@ from tests.jagged import jagged, micro_batch
 from tests.training.worker.updates import ROWS, SPLITS, WHOLE, VerlsWorker, aggregated, loss_function
 from verl_clipx.losses.contract.examples import example
 from verl_clipx.training.worker.observe import observe_registered
-from verl_clipx.training.worker.recut import cut_otherwise
+from verl_clipx.training.worker.recut import reverse_in_smaller_micro_batches
 from verl_clipx.training.worker.step import MeasuredFloor, OptimizerStep
 from verl_clipx.training.worker.training_worker import ClipxTraining
 
@@ -227,7 +227,7 @@ def keys_of(lengths, *, dynamic=False, packed=False, size=4, tokens=64):
         "use_fused_kernels": False,
         "use_remove_padding": packed,
     }
-    other = cut_otherwise(mini_batch(lengths), cut)
+    other = reverse_in_smaller_micro_batches(mini_batch(lengths), cut)
     if other is None:
         return None
     rows = [int(row[0]) for row in other["responses"].unbind()]

@@ -19,7 +19,7 @@ from tests.jagged import micro_batch
 from verl_clipx.losses.contract.contract import example
 from verl_clipx.run.schedule import Schedule
 from verl_clipx.training.worker.extra_pass import extra_pass
-from verl_clipx.training.worker.loss_function import over_remaining, with_micro_batch
+from verl_clipx.training.worker.loss_function import exclude_rejected_tokens, with_micro_batch
 from verl_clipx.training.worker.observers import RankObservers
 from verl_clipx.training.worker.plan import plan_step
 from verl_clipx.training.worker.receipt import Receipt
@@ -70,7 +70,7 @@ def train(function, batch, split=WHOLE, *, change=None, **extra) -> Trained:
                 if isinstance(value, Metric):
                     ranks[-1].setdefault(key, value.init_list()).append(value)
     gathered = {key: [rank[key] for rank in ranks] for key in ranks[0]}
-    over_remaining(gathered)
+    exclude_rejected_tokens(gathered)
     return Trained(total, log_prob.grad, {key: Metric.aggregate_dp(values) for key, values in gathered.items()})
 
 

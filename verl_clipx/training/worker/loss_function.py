@@ -20,11 +20,16 @@ from verl_clipx.training.worker.step import MicroBatch, OptimizerStep, call_of, 
 
 
 def exact_metrics(micro_batch: MicroBatch, model_output: Any, data: Any) -> dict[str, Metric]:
-    """Returns metrics of a micro-batch whose aggregate over micro-batches and ranks is exact over the mini-batch.
+    """Make the metrics of a micro-batch such that verl's aggregate over micro-batches and ranks is exact.
 
-    verl sums a SUM metric over micro-batches and averages it over data-parallel ranks. Therefore a local sum, which the
-    policy loss has left, is multiplied by the number of ranks and divided by the number of tokens that count in the
+    verl sums a SUM metric over micro-batches and averages it over data-parallel ranks. Therefore a sum over this
+    micro-batch is multiplied by the number of ranks, and for a mean divided by the number of tokens that count in the
     whole mini-batch.
+
+    Args:
+        micro_batch: with the sums, counts and values that the policy loss has left in it.
+        model_output: verl's, with the log-probabilities.
+        data: verl's data of the micro-batch.
     """
     step = micro_batch.step
     dp_size = data["dp_size"]
@@ -34,19 +39,24 @@ def exact_metrics(micro_batch: MicroBatch, model_output: Any, data: Any) -> dict
         step.not_finite = merge_counts(step.not_finite, newly_not_finite)
     tokens = data["batch_num_tokens"] if step.counted_tokens is None else step.counted_tokens
     scale = dp_size / max(tokens, 1)
-    metrics = {
-        name: Metric(AggregationType.SUM, total * scale)
-        for name, total in micro_batch.sums.items()
-        if name != TOKENS and (step.of_rollout_batch or name not in SUM_KEYS)
-    }
+    metrics = {}
+    for name, total in micro_batch.sums.items():
+        # Outside a rollout batch nothing makes ratios of sums, so that these sums would be logged as they are.
+        is_logged = step.of_rollout_batch or name not in SUM_KEYS
+        if name != TOKENS and is_logged:
+            metrics[name] = Metric(AggregationType.SUM, total * scale)
     counts = micro_batch.counts
     if step.recut is not None:
-        # It is known beforehand, and travels with the update's first micro-batch.
-        metrics |= {name: Metric(AggregationType.SUM, total * scale) for name, total in step.recut.sums.items()}
+        # The floor's second measurement is of the whole update, and is logged with its first micro-batch.
+        for name, total in step.recut.sums.items():
+            metrics[name] = Metric(AggregationType.SUM, total * scale)
         counts = counts | step.recut.bins
         step.recut = None
-    metrics |= {name: Metric(AggregationType.SUM, count * dp_size) for name, count in counts.items()}
-    return metrics | {name: Metric(AggregationType.MEAN, value) for name, value in micro_batch.values.items()}
+    for name, count in counts.items():
+        metrics[name] = Metric(AggregationType.SUM, count * dp_size)
+    for name, value in micro_batch.values.items():
+        metrics[name] = Metric(AggregationType.MEAN, value)
+    return metrics
 
 
 # The keys of the metrics that are divided by the number of tokens that count.
@@ -60,27 +70,37 @@ MEANS = frozenset(
 )
 
 
-def over_remaining(metrics: dict[str, Any]) -> None:
-    """Turns means over all tokens of an update into means over those that the loss did not reject, in place.
+def exclude_rejected_tokens(metrics: dict[str, Any]) -> None:
+    """Turn means over all tokens of an update into means over those that the loss did not reject, in place.
 
-    The number of rejected tokens is known only after the update's last micro-batch.
+    A micro-batch cannot do it, because the number of rejected tokens is known only after the update's last one.
+
+    Args:
+        metrics: an update's, from a key to the `Metric` of each rank.
     """
     if REJECTED.key not in metrics:
         return
-    share_left = 1 - float(Metric.aggregate_dp(ranks_of(metrics[REJECTED.key])))
+    rejected_share = float(Metric.aggregate_dp(metrics_of_ranks(metrics[REJECTED.key])))
+    remaining_share = 1 - rejected_share
+    if not remaining_share > 0:
+        # No token is left, and the sums of all means are 0.
+        return
     for key in MEANS & metrics.keys():
-        for metric in ranks_of(metrics[key]):
-            if share_left > 0:
-                metric.values = [value / share_left for value in metric.values]
+        for metric in metrics_of_ranks(metrics[key]):
+            metric.values = [value / remaining_share for value in metric.values]
 
 
-def ranks_of(metric: Metric | list[Metric]) -> list[Metric]:
-    """Returns a metric's parts, one for each rank; verl gives that of a single rank without a list."""
+def metrics_of_ranks(metric: Metric | list[Metric]) -> list[Metric]:
+    """Return a metric as a list with one `Metric` for each rank; verl gives that of a single rank without a list."""
     return metric if isinstance(metric, list) else [metric]
 
 
 def step_without_worker(settings: Settings | Observe, schedule: Schedule) -> OptimizerStep:
-    """Makes the step of a loss call outside train_batch.
+    """Make the step of a loss call outside train_batch.
+
+    Args:
+        settings: the run's.
+        schedule: the run's.
 
     Raises:
         RuntimeError: the settings need the whole mini-batch before its update, which only train_batch has.
@@ -99,11 +119,11 @@ def step_without_worker(settings: Settings | Observe, schedule: Schedule) -> Opt
         # The method asks for it.
         needs_mini_batch.append("entropy")
     if needs_mini_batch:
-        asked = ", ".join(needs_mini_batch)
         raise RuntimeError(
-            f"{asked} under the method {settings.method.name} needs the mini-batch before its update, "
-            "but this worker calls the loss outside TrainingWorker.train_batch, as verl's Tinker worker does. Train "
-            f"with train_mini_batch or train_batch, or use only a method with fixed bounds ({swap_by('grpo')})."
+            f"{', '.join(needs_mini_batch)} under the method {settings.method.name} needs the mini-batch before its "
+            "update, but this worker calls the loss outside TrainingWorker.train_batch, as verl's Tinker worker does. "
+            "Train with train_mini_batch or train_batch, or use only a method with fixed bounds "
+            f"({swap_by('grpo')})."
         )
     return OptimizerStep(of_rollout_batch=False)
 
@@ -115,13 +135,20 @@ def with_micro_batch(
     current_step: Callable[[], OptimizerStep | None] = OptimizerStep,
     observers: RankObservers | None = None,
 ) -> Callable[..., Any]:
-    """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics are exact.
+    """Wrap verl's loss function so that the policy loss sees its micro-batch and its metrics are exact.
 
     Under distillation verl also calls it as (student_logits, data, ...) -> a dictionary of tensors; such calls pass
-    through. `schedule` is the run's. `current_step` returns None outside an optimizer step.
+    through.
 
     Args:
+        loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
+        settings: the run's.
+        schedule: the run's.
+        current_step: returns the step that the worker makes; None outside an optimizer step.
         observers: the worker's; None: there is no worker, and an exception in the metrics ends the call.
+
+    Returns:
+        A function that is called as `loss_fn`, and returns what that returns with more metrics.
     """
     rank_observers = RankObservers() if observers is None else observers
 
@@ -130,12 +157,13 @@ def with_micro_batch(
         if of_logits:
             return loss_fn(data=data, **of_logits)
         step = current_step() or step_without_worker(settings, schedule)
-        call = call_of(settings, step, model_output, data)
-        micro_batch, output, restricted = call
+        # `output` and `restricted` are what verl's loss function gets: under Lopti the tokens of the pass alone, and
+        # the entropy only where verl asked for it.
+        micro_batch, output, restricted = call_of(settings, step, model_output, data)
         micro_batch.observers = rank_observers
         with in_micro_batch(micro_batch):
             loss, metrics = loss_fn(model_output=output, data=restricted, dp_group=dp_group)
-        exact = rank_observers.run(METRICS, lambda: exact_metrics(*call), {})
+        exact = rank_observers.run(METRICS, lambda: exact_metrics(micro_batch, output, restricted), {})
         metrics |= exact
         if observers is not None:
             metrics |= observers.report(exact)

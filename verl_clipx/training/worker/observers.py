@@ -1,4 +1,4 @@
-"""A rank's observers. Each hook is called in one place, and what fails on one rank goes off on all of them."""
+"""The observers of a rank's updates. One that fails on one rank is switched off on all of them."""
 
 import inspect
 from collections.abc import Iterable, Iterator
@@ -7,21 +7,23 @@ from typing import Any, NamedTuple
 from verl_clipx.training.observing import OFF, Observers
 from verl_clipx.training.worker.step import Observer, RolloutBatch
 
+# The names of the methods of an observer that are called.
 HOOKS = tuple(name for name, member in vars(Observer).items() if inspect.isfunction(member))
 
-# The metric in which a rank's report travels.
+# The key of the metric with which a rank's report is sent.
 REPORT = "clipx_report"
-# The name under which the metrics of the loss are made.
+
+# The name of the plugin's metrics among what observes a run, for the message of a failure.
 METRICS = "the metrics of the loss"
 
 
 class Report(NamedTuple):
-    """A rank's message about an update, sent with each of its micro-batches.
+    """A rank's message about an update, sent with the metrics of each of its micro-batches.
 
     Args:
-        off: the names that are off on it.
+        off: the names of what is switched off on the rank.
         metrics: the keys of the plugin's metrics of the micro-batch.
-        reports: by name, what its observers report.
+        reports: from the name of an observer to what its `report` returned.
     """
 
     off: tuple[str, ...]
@@ -33,11 +35,11 @@ class RankObservers(Observers):
     """The observers of one rank, whose hooks are called in the order in which they were added.
 
     verl gathers each update's metrics over the data-parallel ranks, and a rank's report is one of them: this takes
-    neither a collective nor a host sync more. A name that is off on one rank goes off on all of them before verl
-    aggregates what the others have: with another number of values on a rank it would end the run.
+    neither a collective nor a host sync more. What is switched off on one rank is switched off on all of them before
+    verl aggregates the metrics. Otherwise that rank would have fewer metrics than the others, which ends the run.
 
     Args:
-        observers: those that may end the run, as `add` takes them.
+        observers: added without a name, so that their exceptions end the run.
     """
 
     def __init__(self, *observers: Observer):
@@ -48,10 +50,12 @@ class RankObservers(Observers):
             self.add(observer)
 
     def add(self, observer: Observer, name: str | None = None) -> None:
-        """Registers an observer.
+        """Add an observer, whose hooks are called from now on.
 
         Args:
-            name: what goes off when the observer raises; None: its exceptions end the run.
+            observer: an object whose public methods are among `Observer`'s hooks.
+            name: under which an exception of the observer is logged and the observer switched off; None: its exceptions
+                end the run.
 
         Raises:
             TypeError: the observer has a public method that is no hook, and so would never be called.
@@ -60,8 +64,8 @@ class RankObservers(Observers):
         self._entries.append((observer, name))
 
     def remove(self, observer: Observer) -> None:
-        """Removes an observer, which is not called any more."""
-        self._entries = [entry for entry in self._entries if entry[0] is not observer]
+        """Remove an observer, whose hooks are called no more."""
+        self._entries = [(kept, name) for kept, name in self._entries if kept is not observer]
 
     def __iter__(self) -> Iterator[Observer]:
         return iter([observer for observer, _ in self._entries])
@@ -70,93 +74,107 @@ class RankObservers(Observers):
         return len(self._entries)
 
     def begin_rollout_batch(self, *arguments: Any) -> None:
-        """Calls `Observer.begin_rollout_batch`."""
+        """Call `Observer.begin_rollout_batch` of every observer."""
         self._keys = set()
         self._call("begin_rollout_batch", *arguments)
 
     def begin_update(self, *arguments: Any) -> None:
-        """Calls `Observer.begin_update`."""
+        """Call `Observer.begin_update` of every observer."""
         self._call("begin_update", *arguments)
 
     def end_micro_batch(self, *arguments: Any) -> None:
-        """Calls `Observer.end_micro_batch`."""
+        """Call `Observer.end_micro_batch` of every observer."""
         self._call("end_micro_batch", *arguments)
 
     def report(self, metrics: Iterable[str]) -> dict[str, Report]:
-        """Returns the report that goes with a micro-batch's metrics, whose own keys are given."""
-        reports = {
-            name: self.run(name, observer.report)
-            for observer, name in self._entries
-            if name is not None and name not in self.off
-        }
+        """Return this rank's report as a metric of a micro-batch.
+
+        Args:
+            metrics: the keys of the plugin's other metrics of the micro-batch.
+        """
+        reports = {}
+        for observer, name in self._entries:
+            if name is not None and name not in self.off:
+                reports[name] = self.run(name, observer.report)
         return {REPORT: Report(off=tuple(self.off), metrics=tuple(metrics), reports=reports)}
 
     def hear(self, metrics: dict[str, Any]) -> None:
-        """Takes the ranks' reports out of an update's metrics, and what belongs to a name that is off."""
-        of_ranks = metrics.pop(REPORT, [])
-        if of_ranks and not isinstance(of_ranks[0], list):
-            of_ranks = [of_ranks]
-        latest = [of_rank[-1] for of_rank in of_ranks if of_rank]
-        for report in latest:
+        """Take all ranks' reports out of an update's metrics, and switch off here what is off on any rank.
+
+        Args:
+            metrics: an update's. The reports are removed, and the metrics of the loss if these are switched off.
+        """
+        # A list of reports for each rank, one for each of its micro-batches; verl gives a single rank's without a list.
+        reports_of_ranks = metrics.pop(REPORT, [])
+        if reports_of_ranks and not isinstance(reports_of_ranks[0], list):
+            reports_of_ranks = [reports_of_ranks]
+        latest_reports = [reports[-1] for reports in reports_of_ranks if reports]
+        for report in latest_reports:
             self.off.update(report.off)
-        for of_rank in of_ranks:
-            for report in of_rank:
+        for reports in reports_of_ranks:
+            for report in reports:
                 self._keys.update(report.metrics)
         self.drop_metrics(metrics)
         for observer, name in self._entries:
             if name is not None:
-                self._hear_reports(observer, name, latest)
+                self._hear_reports(observer, name, latest_reports)
 
-    def _hear_reports(self, observer: Observer, name: str, latest: list[Report]) -> None:
-        reports = [report.reports.get(name) for report in latest]
-        self.run(name, lambda: observer.hear(reports))
+    def _hear_reports(self, observer: Observer, name: str, latest_reports: list[Report]) -> None:
+        """Give an observer what the observers of its name on all ranks reported."""
+        own_reports = [report.reports.get(name) for report in latest_reports]
+        self.run(name, lambda: observer.hear(own_reports))
 
     def drop_metrics(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Removes the plugin's metrics of the loss, if these are off, and returns what is left."""
+        """Remove the plugin's metrics of the loss from an update's, if they are switched off; return what is left."""
         if METRICS in self.off:
             for key in self._keys:
                 metrics.pop(key, None)
         return metrics
 
     def end_update(self, *arguments: Any) -> None:
-        """Calls `Observer.end_update`."""
+        """Call `Observer.end_update` of every observer."""
         self._call("end_update", *arguments)
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[Any]]:
-        """Returns the metrics of all observers, and removes those that have finished or gone off.
+        """Call `Observer.end_rollout_batch` of every observer, and remove those that are finished or switched off.
 
-        From the first rollout batch on, a failure ends no run.
+        Once the first rollout batch has ended, exceptions of observers with a name end the run no more.
+
+        Returns:
+            The metrics that the observers return, and those that say what is switched off.
         """
         metrics: dict[str, list[Any]] = {}
-        for logged in self._call("end_rollout_batch", batch):
-            metrics.update(logged or {})
-        self._entries = [entry for entry in self._entries if not self._is_over(*entry)]
+        for metrics_of_observer in self._call("end_rollout_batch", batch):
+            metrics.update(metrics_of_observer or {})
+        self._entries = [(observer, name) for observer, name in self._entries if self._is_needed(observer, name)]
         self.begin()
         return metrics | self.off_metrics()
 
     def off_metrics(self) -> dict[str, list[float]]:
-        """Returns the metrics that name, each in a key of its own, what is off."""
+        """Return the metrics that say what is switched off, one for each name."""
         return {f"{OFF}{name}": [1.0] for name in sorted(self.off)}
 
     def flush(self) -> None:
-        """Calls `Observer.flush`."""
+        """Call `Observer.flush` of every observer."""
         self._call("flush")
 
     def _call(self, hook: str, *arguments: Any) -> list[Any]:
+        """Call a hook of every observer; return what each returns, None where it fails or is switched off."""
         return [self._call_hook(observer, name, hook, *arguments) for observer, name in self._entries]
 
     def _call_hook(self, observer: Observer, name: str | None, hook: str, *arguments: Any) -> Any:
+        """Call a hook of one observer. Only an exception of an observer without a name leaves this."""
         if name is None:
             return getattr(observer, hook)(*arguments)
         return self.run(name, lambda: getattr(observer, hook)(*arguments))
 
-    def _is_over(self, observer: Observer, name: str | None) -> bool:
-        """Returns whether an observer is not to be called again."""
-        return observer.finished or name in self.off
+    def _is_needed(self, observer: Observer, name: str | None) -> bool:
+        """Return whether an observer is to be called again."""
+        return not observer.finished and name not in self.off
 
 
 def refuse_unknown_hooks(kind: type[Observer]) -> None:
-    """Raises TypeError if a class of observers has a public method that is none of `Observer`'s hooks."""
+    """Raise TypeError if a class of observers has a public method that is none of `Observer`'s hooks."""
     methods = {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
     unknown = sorted(methods - set(HOOKS))
     if unknown:

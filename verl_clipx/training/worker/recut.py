@@ -1,9 +1,11 @@
-"""Measures the floor a second time: a pass without gradient over the same rows, cut into other micro-batches.
+"""Measures the floor a second time: a pass without gradient over the same rows, divided into other micro-batches.
 
-A first update that cuts its rows exactly as old_log_probs did has equal numbers, and says nothing of how later updates
-round. This pass has the rows in reverse order, and at most half of the tokens in a micro-batch.
+Where the first update divides its rows into the micro-batches in which old_log_probs were computed, both passes compute
+equal numbers, which says nothing of how later updates round. This pass has the rows in reverse order, and at most half
+as many tokens in a micro-batch.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -24,25 +26,34 @@ from verl_clipx.training.worker.policy_loss import decide
 from verl_clipx.training.worker.rows import OLD_LOG_PROBS, hash_rows_with
 from verl_clipx.training.worker.step import MeasuredFloor, OptimizerStep, inputs_of, micro_batch_of
 
+# The keys of verl's data by which an engine divides a mini-batch into micro-batches.
+IS_DYNAMIC = "use_dynamic_bsz"
+TOKENS_A_GPU = "max_token_len_per_gpu"
+ROWS_A_GPU = "micro_batch_size_per_gpu"
+
 
 def measure_recut(
     actor: Any, engine: Any, data: Any, step: OptimizerStep, *, cut: dict[str, Any]
 ) -> MeasuredFloor | None:
-    """Returns this rank's sums of the second measurement.
-
-    It is None where no other cut fits into the memory of the first, and where the engine replays the routes of experts,
-    which it keeps micro-batch by micro-batch.
+    """Measure the floor by a pass over the mini-batch in smaller micro-batches.
 
     Args:
         actor: verl's ActorConfig.
-        data: this rank's mini-batch, which stays as it is.
-        step: the planned step, whose bounds hold.
-        cut: how the engine cuts a mini-batch into micro-batches, for the keys that the data lack.
+        engine: verl's, which makes the pass.
+        data: this rank's mini-batch, which is not changed.
+        step: the planned step, whose bounds say what is clipped.
+        cut: how the engine divides a mini-batch into micro-batches, by the keys of verl's data: the values of the keys
+            that the data lack.
+
+    Returns:
+        This rank's sums. None where no other division fits into the memory of the first one; where the engine replays
+        the routes of experts, which it keeps for each micro-batch; and on a rank of a pipeline that sees no loss.
     """
     if "routed_experts" in data:
         return None
-    other = cut_otherwise(data, {key: tu.get(data, key=key, default=value) for key, value in cut.items()})
-    if other is None:
+    cut_of_data = {key: tu.get(data, key=key, default=value) for key, value in cut.items()}
+    reversed_rows = reverse_in_smaller_micro_batches(data, cut_of_data)
+    if reversed_rows is None:
         return None
     settings = actor.policy_loss.clipx
     needs_entropy = not isinstance(settings, Observe) and "entropy" in settings.method.asks_for
@@ -51,6 +62,7 @@ def measure_recut(
     log_probs: dict[int, Tensor] = {}
 
     def loss_function(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, dict[str, Any]]:
+        """Add a micro-batch's sums and log-probabilities to the outer ones; return a loss of 0 and no metrics."""
         mask = pad_rows(data["response_mask"]).bool()
         tensors = {
             "log_prob": response_part(model_output["log_probs"], data, mask.shape[1]),
@@ -64,63 +76,74 @@ def measure_recut(
                 low, high = _clipped_by_verl(inputs, actor)
             else:
                 inputs = inputs_of(settings, micro_batch_of(settings, step, data, model_output), **tensors)
-                # What this pass finds is no part of what the step collects.
+                # A copy of the step without a list, so that this pass adds nothing to the statistics that it collects.
                 _, decision = decide(settings, replace(step, collected=None), inputs)
-                of_tokens = named_sums(token_loss(settings.method, settings.shaping, inputs, decision).sums)
-                low = of_tokens["LN"]
-                high = of_tokens["HP"]
-            found = floor_sums(inputs, FLOOR_RECUT)
-            found |= {FLOOR_RECUT.clip_fraction_low.key: low, FLOOR_RECUT.clip_fraction_high.key: high}
-            _add(sums, found)
+                sums_of_loss = named_sums(token_loss(settings.method, settings.shaping, inputs, decision).sums)
+                low = sums_of_loss["LN"]
+                high = sums_of_loss["HP"]
+            sums_of_floor = floor_sums(inputs, FLOOR_RECUT)
+            sums_of_floor[FLOOR_RECUT.clip_fraction_low.key] = low
+            sums_of_floor[FLOOR_RECUT.clip_fraction_high.key] = high
+            _add(sums, sums_of_floor)
             _add(bins, floor_bins(inputs, FLOOR_RECUT))
         rows = zip(tensors["log_prob"].unbind(), mask.unbind(), strict=True)
-        of_responses = [log_prob[tokens] for log_prob, tokens in rows]
-        log_probs.update(zip(hash_rows_with(data, OLD_LOG_PROBS, None), of_responses, strict=True))
+        log_probs_of_rows = [log_prob[is_token] for log_prob, is_token in rows]
+        log_probs.update(zip(hash_rows_with(data, OLD_LOG_PROBS, None), log_probs_of_rows, strict=True))
         return torch.zeros((), device=mask.device), {}
 
-    tu.assign_non_tensor(other, calculate_entropy=needs_entropy, distillation_use_topk=False)
-    offload = tu.get(data, key="disable_auto_offload", default=False)
-    with engine.eval_mode(disable_auto_offload=offload), torch.no_grad():
-        engine.forward_backward_batch(other, loss_function, forward_only=True)
+    tu.assign_non_tensor(reversed_rows, calculate_entropy=needs_entropy, distillation_use_topk=False)
+    stays_loaded = tu.get(data, key="disable_auto_offload", default=False)
+    with engine.eval_mode(disable_auto_offload=stays_loaded), torch.no_grad():
+        engine.forward_backward_batch(reversed_rows, loss_function, forward_only=True)
     # A rank of a pipeline may see no loss.
     if not sums:
         return None
     return MeasuredFloor(*to_host(sums, bins), log_probs)
 
 
-def cut_otherwise(data: Any, cut: dict[str, Any]) -> Any:
-    """Returns a mini-batch in reverse order, to be cut into micro-batches of at most half the tokens.
+def reverse_in_smaller_micro_batches(data: Any, cut: dict[str, Any]) -> Any:
+    """Copy a mini-batch in reverse order, with values of verl's keys that divide it into smaller micro-batches.
 
-    A micro-batch holds at least the longest row, as verl asserts. Padded rows stay in micro-batches of equal numbers of
-    rows, because others could take more memory than the training.
+    Its micro-batches have at most half as many tokens as the largest of the training, but at least as many as the
+    longest row, as verl asserts. Padded rows stay in micro-batches of equal numbers of rows, because by tokens they
+    could take more memory than the training.
+
+    Args:
+        data: this rank's mini-batch, which is not changed.
+        cut: how the engine divides it, by the keys of verl's data.
 
     Returns:
-        The copy; None if its micro-batches would have to be those of the training, which have one padded row each.
+        The copy; None if a micro-batch of the training is one padded row, so that none can be smaller.
     """
-    rows = len(data)
-    other = tu.index_select_tensor_dict(data, list(reversed(range(rows))))
-    if cut["use_dynamic_bsz"] or cut["use_remove_padding"]:
-        ranks_of_a_row = tu.get(data, key="sp_size", default=1)
+    row_count = len(data)
+    smaller_cut = dict(cut)
+    if cut[IS_DYNAMIC] or cut["use_remove_padding"]:
+        # Under Ulysses' sequence parallelism so many ranks share the tokens of each row.
+        ranks_per_sequence = tu.get(data, key="sp_size", default=1)
         lengths = _lengths(data)
-        if cut["use_dynamic_bsz"]:
-            largest = min(sum(lengths), cut["max_token_len_per_gpu"] * ranks_of_a_row)
+        if cut[IS_DYNAMIC]:
+            largest_micro_batch = min(sum(lengths), cut[TOKENS_A_GPU] * ranks_per_sequence)
         else:
-            size = cut["micro_batch_size_per_gpu"]
-            largest = max(sum(lengths[start : start + size]) for start in range(0, rows, size))
-        tokens = max(max(lengths), largest // 2)
-        cut = {**cut, "use_dynamic_bsz": True, "max_token_len_per_gpu": -(-tokens // ranks_of_a_row)}
+            rows = cut[ROWS_A_GPU]
+            largest_micro_batch = max(sum(lengths[start : start + rows]) for start in range(0, row_count, rows))
+        tokens = max(max(lengths), largest_micro_batch // 2)
+        smaller_cut[IS_DYNAMIC] = True
+        # Rounded up, so that all ranks together hold the longest row.
+        smaller_cut[TOKENS_A_GPU] = math.ceil(tokens / ranks_per_sequence)
     else:
-        size = cut["micro_batch_size_per_gpu"]
-        smaller = [part for part in range(1, size // 2 + 1) if size % part == 0]
+        rows = cut[ROWS_A_GPU]
+        # A divisor of the training's number, so that all micro-batches have equal numbers of rows.
+        smaller = [divisor for divisor in range(1, rows // 2 + 1) if rows % divisor == 0]
         if not smaller:
             return None
-        cut = {**cut, "micro_batch_size_per_gpu": smaller[-1]}
-    tu.assign_non_tensor(other, **cut)
-    return other
+        smaller_cut[ROWS_A_GPU] = smaller[-1]
+    reversed_rows = tu.index_select_tensor_dict(data, list(reversed(range(row_count))))
+    tu.assign_non_tensor(reversed_rows, **smaller_cut)
+    return reversed_rows
 
 
 def _lengths(data: Any) -> list[int]:
-    """Returns the number of tokens of each row, prompt and response."""
+    """Return the number of tokens of each row, prompt and response together, without padding."""
     prompts = data["prompts"]
     responses = data["responses"]
     if prompts.is_nested:
@@ -129,7 +152,7 @@ def _lengths(data: Any) -> list[int]:
 
 
 def _clipped_by_verl(inputs: Inputs, actor: Any) -> tuple[Tensor, Tensor]:
-    """Returns how many tokens verl's clip_ratio clips below and above, 0-d float64 tensors."""
+    """Return how many tokens verl's clip_ratio clips below and how many above, 0-d float64 tensors."""
     t = tokens_of(inputs, LARGEST_LOG_RATIO)
     bounded = bounded_of(t, actor.policy_loss.loss_mode in SEQUENCE_LEVEL)
     sums = named_sums(token_sums(t, bounded, clip_range(actor), torch.zeros_like(t.ratio), None, None))
@@ -137,6 +160,9 @@ def _clipped_by_verl(inputs: Inputs, actor: Any) -> tuple[Tensor, Tensor]:
 
 
 def _add(totals: dict[str, Tensor], more: dict[str, Tensor]) -> None:
-    """Adds numbers to totals of the same names, in place."""
+    """Add numbers to the totals of the same names, in place."""
     for name, number in more.items():
-        totals[name] = totals[name] + number if name in totals else number
+        if name in totals:
+            totals[name] = totals[name] + number
+        else:
+            totals[name] = number

@@ -20,7 +20,7 @@ from verl_clipx.run.run_files import checkpoint_step
 from verl_clipx.training.worker.declared_columns import with_columns
 from verl_clipx.training.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.training.worker.layout import AGE, ages
-from verl_clipx.training.worker.loss_function import over_remaining, with_micro_batch
+from verl_clipx.training.worker.loss_function import exclude_rejected_tokens, with_micro_batch
 from verl_clipx.training.worker.observe import observe_registered
 from verl_clipx.training.worker.observers import METRICS, REPORT, RankObservers
 from verl_clipx.training.worker.plan import plan_step, token_passes
@@ -35,7 +35,7 @@ from verl_clipx.training.worker.update_fingerprints import FINGERPRINTS, HASHES,
 
 
 def clipx_node(loss_fn: Any) -> Settings | Observe | None:
-    """Returns the clipx node inside verl's loss function, a partial with the ActorConfig; None if the run has none."""
+    """Return the clipx node inside verl's loss function, a partial with the ActorConfig; None if the run has none."""
     config = loss_fn.keywords.get("config") if isinstance(loss_fn, partial) else None
     node = getattr(getattr(config, "policy_loss", None), "clipx", None)
     return node if isinstance(node, Settings | Observe) else None
@@ -59,7 +59,7 @@ class ClipxTraining:
     step: OptimizerStep | None = None
     # How many rollout batches verl has counted so far.
     rollouts: int = 0
-    # Whether the floor was measured once more with other micro-batches since the start.
+    # Whether the floor was measured a second time since the start, with other micro-batches.
     recut: bool = False
     # Whether an update has shown that the worker learns the norm of its gradient.
     norm_arrives: bool = False
@@ -68,7 +68,7 @@ class ClipxTraining:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn):
-        """Installs verl's loss function, wrapped if the run has a clipx node, or refuses what cannot be trained."""
+        """Install verl's loss function, wrapped if the run has a clipx node, or refuse what cannot be trained."""
         settings = clipx_node(loss_fn)
         if settings is None:
             super().set_loss_fn(loss_fn)
@@ -82,9 +82,10 @@ class ClipxTraining:
         self.engine.optimizer_step = record_gradient_norm(self.engine.optimizer_step, lambda: self.step)
         self.norm_arrives = False
         self.skipped = SkippedUpdates(self.engine, self.rank, self._all_reduce, self.observers)
-        # verl counts the steps before critic_warmup too, in which it trains only the critic.
         record = config.policy_loss.run.record
-        self.rollouts = max(self.rollouts, ((record.length.critic_warmup or 0) - 1) * record.schedule.batches_a_step)
+        # verl counts the steps before critic_warmup too, in which it trains only the critic.
+        steps_of_critic = (record.length.critic_warmup or 0) - 1
+        self.rollouts = max(self.rollouts, steps_of_critic * record.schedule.batches_a_step)
         if self.rank == 0:
             # Printed and not logged, because verl's workers show only warnings.
             print(record.line, flush=True)
@@ -96,7 +97,7 @@ class ClipxTraining:
         )
 
     def _prepare(self, settings: Settings | Observe, config: Any) -> None:
-        """Compiles what the loss needs, before the first step."""
+        """Prepare what the loss needs before the first step: the extra pass, and compiled functions."""
         if isinstance(settings, Observe):
             observe_registered(config.policy_loss.loss_mode)
             return
@@ -110,7 +111,7 @@ class ClipxTraining:
             print(COMPILED, flush=True)
 
     def _observers(self, settings: Settings | Observe, loss_fn: partial) -> RankObservers:
-        """Makes what observes this rank's updates, as far as the settings ask for it."""
+        """Make the observers of this rank's updates: the fingerprints and, if asked for, the receipt and the traces."""
         config = loss_fn.keywords["config"]
         observers = RankObservers()
         observers.add(UpdateFingerprints(), FINGERPRINTS)
@@ -130,22 +131,27 @@ class ClipxTraining:
             )
             observers.add(receipt)
         if settings.trace is not None and engine.is_mp_src_rank_with_outputs():
-            of_rank = dict(rank=engine.get_data_parallel_rank(), ranks=engine.get_data_parallel_size())
-            of_run = dict(batches_a_step=record.schedule.batches_a_step, last_batch=config.optim.total_training_steps)
-            tokenizer = self.model_config.tokenizer
-            tracer = Tracer(settings.trace, observers=observers, tokenizer=tokenizer, **of_rank, **of_run)
+            tracer = Tracer(
+                settings.trace,
+                observers=observers,
+                tokenizer=self.model_config.tokenizer,
+                rank=engine.get_data_parallel_rank(),
+                ranks=engine.get_data_parallel_size(),
+                batches_a_step=record.schedule.batches_a_step,
+                last_batch=config.optim.total_training_steps,
+            )
             observers.add(tracer, TRACES)
         return observers
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data):
-        """verl's loop over the mini-batches of a rollout batch. With Lopti, it runs once for each group of tokens."""
+        """verl's loop over the mini-batches of a rollout batch. With Lopti, it runs once for each pass."""
         if self.policy_loss is None:
             return super().train_mini_batch(data)
         return with_columns(data, self._train_and_count)
 
     def _train_and_count(self, data):
-        """Trains on a rollout batch and counts it; returns its metrics, or None on a rank without outputs."""
+        """Train on a rollout batch and count it; return its metrics, or None on a rank without outputs."""
         self.batch = RolloutBatch(self.rollouts)
         try:
             metrics = self._train_rollout_batch(data)
@@ -155,37 +161,40 @@ class ClipxTraining:
         return None if metrics is None else tu.get_tensordict({}, {"metrics": metrics}).cpu()
 
     def _train_rollout_batch(self, data):
-        """Trains on a rollout batch in all passes; returns its metrics by key, or None on a rank without outputs."""
+        """Train on a rollout batch in all passes; return its metrics by key, or None on a rank without outputs."""
         observers = self.observers
         version = self.rollouts // self.policy_loss.run.record.schedule.batches_a_step
         age = observers.run(METRICS, lambda: ages(data, version))
         if age is not None and isinstance(self.policy_loss.clipx, Settings):
             data[AGE] = age
         observers.begin_rollout_batch(data, self.batch)
-        groups = token_passes(self.policy_loss)
-        metrics = {}
-        for token_pass in groups:
-            last = token_pass is groups[-1]
-            self.batch.begin(token_pass, last=last)
+        passes = token_passes(self.policy_loss)
+        metrics_of_passes = {}
+        for token_pass in passes:
+            is_last = token_pass is passes[-1]
+            self.batch.begin(token_pass, last=is_last)
             # verl removes keys from the data that it is given, and a later pass needs them.
-            of_pass = data if last else data.copy()
-            output = super().train_mini_batch(of_pass)
+            data_of_pass = data if is_last else data.copy()
+            output = super().train_mini_batch(data_of_pass)
             if output is not None:
                 pass_name = None if token_pass is None else token_pass.name
-                metrics[pass_name] = tu.get(output, "metrics")
-        others = self.skipped.end_rollout_batch(self.batch)
-        others |= observers.end_rollout_batch(self.batch)
-        if not metrics:
+                metrics_of_passes[pass_name] = tu.get(output, "metrics")
+        metrics_of_batch = self.skipped.end_rollout_batch(self.batch)
+        metrics_of_batch |= observers.end_rollout_batch(self.batch)
+        if not metrics_of_passes:
             return None
 
-        def merge() -> dict[str, list[Any]]:
-            return merged_passes({name: self._finished(metrics_of_pass) for name, metrics_of_pass in metrics.items()})
+        def merge_passes() -> dict[str, list[Any]]:
+            """Return the metrics of all passes, each complete by itself."""
+            completed = {name: self._complete_metrics(metrics) for name, metrics in metrics_of_passes.items()}
+            return merged_passes(completed)
 
-        merged = observers.run(METRICS, merge)
+        merged = observers.run(METRICS, merge_passes)
         if merged is None:
-            # The plugin's metrics failed. Those of verl's own of the last pass are what is left.
-            merged = observers.drop_metrics([*metrics.values()][-1])
-        return merged | others
+            # The plugin's metrics of the loss failed. What is left are verl's own, of the last pass.
+            last_metrics = list(metrics_of_passes.values())[-1]
+            merged = observers.drop_metrics(last_metrics)
+        return merged | metrics_of_batch
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data):
@@ -198,9 +207,10 @@ class ClipxTraining:
             # Outside train_mini_batch each update counts as the first of a rollout batch, and nothing observes it.
             batch = RolloutBatch()
             observers = RankObservers()
-        # Before the mini-batch goes to the accelerator.
+        # Taken out before verl moves the mini-batch to the accelerator: the hashes are read on the host.
         row_hashes = data.pop(HASHES, None)
-        self.step = step = self._planned_step(data, batch)
+        step = self._plan_step(data, batch)
+        self.step = step
         step.row_hashes = row_hashes
         self._measure_recut(step, data)
         try:
@@ -218,7 +228,7 @@ class ClipxTraining:
         return output
 
     def _postprocess_output(self, output, *, forward_only, **named):
-        """verl's joining of a pass's metrics over the ranks, and what the plugin's need of all of an update's.
+        """Join a pass's metrics over the ranks as verl does, and complete the plugin's that need a whole update.
 
         verl's Tinker worker makes an update without train_batch, and joins its metrics here as well.
         """
@@ -231,33 +241,50 @@ class ClipxTraining:
             metrics.pop(REPORT, None)
             return joined
         observers.hear(metrics)
-        observers.run(METRICS, lambda: over_remaining(metrics))
+        observers.run(METRICS, lambda: exclude_rejected_tokens(metrics))
         observers.drop_metrics(metrics)
         if self.batch is None:
-            # Without rollout batches, a run has begun after its first update, and each update says what is off.
+            # Without rollout batches, a run has begun after its first update, and each update logs what is off.
             observers.begin()
             metrics.update(observers.off_metrics())
         return joined
 
-    def _planned_step(self, data: Any, batch: RolloutBatch) -> OptimizerStep:
-        """Plans the next optimizer step, and adds to verl's data what its micro-batches need."""
+    def _plan_step(self, data: Any, batch: RolloutBatch) -> OptimizerStep:
+        """Plan the next optimizer step, and add to verl's data what its micro-batches need.
+
+        Args:
+            data: this rank's mini-batch.
+            batch: the rollout batch that the update counts to. Outside train_mini_batch it is one made for the update,
+                and `self.batch` is None.
+
+        Raises:
+            RuntimeError: the run has Lopti, whose passes only train_mini_batch makes.
+        """
         settings = self.policy_loss.clipx
-        if batch.token_pass is None and self.policy_loss.run.record.schedule.passes:
+        schedule = self.policy_loss.run.record.schedule
+        if batch.token_pass is None and schedule.passes:
             raise RuntimeError(LOPTI_WITHOUT_PASSES)
-        sums = dict(extra_pass=self.extra_pass, all_reduce=self._all_reduce)
-        step = plan_step(self.policy_loss, self.state, batch, data, **sums)
+        step = plan_step(
+            self.policy_loss,
+            self.state,
+            batch,
+            data,
+            extra_pass=self.extra_pass,
+            all_reduce=self._all_reduce,
+        )
         step.of_rollout_batch = self.batch is not None
-        starts_at_ratio_one = self.policy_loss.run.record.schedule.starts_at_ratio_one
-        step.at_ratio_one = step.of_rollout_batch and starts_at_ratio_one and batch.is_first
+        step.at_ratio_one = step.of_rollout_batch and schedule.starts_at_ratio_one and batch.is_first
         if isinstance(settings, Settings) and settings.needs_entropy:
+            # The plugin reads the entropy; verl's loss function gets it only if verl asked for it.
             step.entropy_wanted = tu.get(data, key="calculate_entropy", default=False)
             tu.assign_non_tensor(data, calculate_entropy=True)
         if not batch.last_pass:
+            # Lopti's passes together are one step of the learning rate's schedule, which the last of them makes.
             tu.assign_non_tensor(data, update_lr_scheduler=False)
         return step
 
     def _measure_recut(self, step: OptimizerStep, data: Any) -> None:
-        """Measures the floor of the first update after a start once more, with other micro-batches."""
+        """Measure the floor of the first update after a start a second time, with other micro-batches."""
         if self.recut or not step.at_ratio_one:
             return
         self.recut = True
@@ -265,14 +292,14 @@ class ClipxTraining:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None):
-        """Saves verl's checkpoint and, in the same folder, the state of the bounds."""
-        if self.policy_loss is None:
-            return super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
+        """Save verl's checkpoint and, in the same folder, the state of the bounds."""
         result = super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
+        if self.policy_loss is None:
+            return result
         settings = self.policy_loss.clipx
         if isinstance(settings, Settings):
             if self.state.waiting is not None:
-                self.state.remember(self._all_reduce(self.state.waiting[1]))
+                self.state.keep_waiting(self._all_reduce(self.state.waiting.of_this_rank))
             if torch.distributed.get_rank() == state_rank(self.engine, get_device_id()):
                 write_state(Path(local_path), self.state, settings.method)
         self.observers.flush()
@@ -280,7 +307,7 @@ class ClipxTraining:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, local_path, hdfs_path=None, del_local_after_load=False):
-        """Loads verl's checkpoint and the state of the bounds, which one rank reads and sends to the others."""
+        """Load verl's checkpoint and the state of the bounds, which one rank reads and sends to the others."""
         if self.policy_loss is None:
             return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
         settings = self.policy_loss.clipx
@@ -288,27 +315,33 @@ class ClipxTraining:
             rank = state_rank(self.engine, get_device_id())
             self.state = restored_state(Path(local_path), settings, rank, get_device_id())
         # The name of verl's folder says how many steps its weights were trained for.
-        trained = checkpoint_step(local_path) * self.policy_loss.run.record.schedule.batches_a_step
-        self.rollouts = max(self.rollouts, trained)
+        trained_batches = checkpoint_step(local_path) * self.policy_loss.run.record.schedule.batches_a_step
+        self.rollouts = max(self.rollouts, trained_batches)
         return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
 
-    def _finished(self, metrics: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Returns the metrics of a pass, with those that need whole mini-batches or all of its updates."""
+    def _complete_metrics(self, metrics: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Return the metrics of a pass, with those that are made of whole mini-batches or of all its updates.
+
+        Args:
+            metrics: the pass's, from a key to its value in each update.
+        """
         metrics = with_ratios_of_sums(metrics)
         settings = self.policy_loss.clipx
         if isinstance(settings, Observe):
             return metrics
-        self.stale = self.stale or any(age for key in AGE_SUMS for age in metrics.get(key, ()))
+        if any(age for key in AGE_SUMS for age in metrics.get(key, ())):
+            self.stale = True
         return with_age(with_updates(metrics, settings.method), shown=self.stale)
 
     def _cut(self) -> dict[str, Any]:
-        """Says how verl's train_batch cuts a mini-batch into micro-batches, by the keys that it sets."""
+        """Return how verl's train_batch divides a mini-batch into micro-batches, by the keys of data that it sets."""
         keys = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_fused_kernels")
         cut = {key: getattr(self.engine_config, key) for key in keys}
-        return {**cut, "use_remove_padding": self.model_config.get("use_remove_padding", False)}
+        cut["use_remove_padding"] = self.model_config.get("use_remove_padding", False)
+        return cut
 
     def _all_reduce(self, vector: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of a vector over the data-parallel ranks, all of which have to call this."""
+        """Return the sum of a vector over the data-parallel ranks, all of which have to call this."""
         total = vector.to(get_device_id())
         group = self.engine.get_data_parallel_group()
         if group is not None:
@@ -317,15 +350,20 @@ class ClipxTraining:
         return total
 
 
+# verl's names of float32.
 FULL_PRECISION = ("fp32", "float32", "32")
-# Those whose gradients verl's engines scale, so that they don't underflow.
+
+# verl's names of float16, in which its engines scale gradients so that they don't underflow.
 SCALED = ("fp16", "float16", "16")
 
 
 def dtype_of(config: Any) -> str:
-    """Returns the dtype that an engine computes in; `config` is verl's, whose default is bfloat16."""
+    """Return verl's name of the dtype that an engine computes in; `config` is the engine's."""
     precision = getattr(config, "mixed_precision", None)
-    return str(precision.get("param_dtype", "bf16")) if isinstance(precision, Mapping) else "bf16"
+    if not isinstance(precision, Mapping):
+        # verl's default.
+        return "bf16"
+    return str(precision.get("param_dtype", "bf16"))
 
 
 LOPTI_WITHOUT_PASSES = (
