@@ -13,28 +13,36 @@ from verl_clipx.losses.base.parameters import VerlKey, integer, number, paramete
 from verl_clipx.losses.base.tokens import Tokens, number_in, parts
 from verl_clipx.losses.methods.grpo import ClippedSurrogate
 
-# Of a token's hash this many bits decide.
+# So many bits of a token's hash make its random number: as many as float32 holds exactly.
 HASH_BITS = 24
 
-# The length of the sums that the means follow from.
+# The number of the first statistics, from which the means follow.
 SUMS = 3
 
 
 class AboutMeans(Method):
-    """A method whose first statistics are sums for the means that its second ones are about."""
+    """A method in two stages: sums, from which the means of A and log p follow, and statistics about these means."""
 
     statistics_size = SUMS
     never_negative = slice(1)
 
     def statistics(self, t: Tokens) -> Tensor:
-        """Returns the number of tokens and the sums of their advantages and log-probabilities."""
-        # Of each part first: a compiler then reads the tokens once.
-        values = (where(t.mask, of, 0.0).to(torch.float64) for of in (t.advantages, t.log_prob))
-        return stack([number_in(t.mask).to(torch.float64), *(parts(of).sum(-1) for of in values)]).sum(-1)
+        """Return the number of tokens and the sums of their advantages and log-probabilities: (SUMS,), float64."""
+        counts = number_in(t.mask).to(torch.float64)
+        advantages = where(t.mask, t.advantages, 0.0).to(torch.float64)
+        log_probs = where(t.mask, t.log_prob, 0.0).to(torch.float64)
+        # Each of `parts` is summed first: the compiler then reads the tokens once.
+        return stack([counts, parts(advantages).sum(-1), parts(log_probs).sum(-1)]).sum(-1)
 
 
 def covariance_parameter(default: float, side: str, key: str) -> Any:
-    """A bound on the covariance of the tokens that are eligible; `key` ends the name of verl's."""
+    """A bound on the covariance of the tokens that are eligible.
+
+    Args:
+        default: in nats times advantage.
+        side: of the bound on which tokens are eligible, "above" or "below".
+        key: what the name of verl's key ends with.
+    """
     allowed = number(at_least=-1e4, at_most=1e4)
     meaning = f"tokens with a covariance {side} this are eligible"
     return parameter(default, allowed, meaning, "paper", VerlKey((f"policy_loss.clip_cov_{key}",)))
@@ -85,35 +93,50 @@ class ClipCov(
     second_statistics_size = 1
 
     def second_statistics(self, t: Tokens, first: Tensor) -> Tensor:
-        """The number of eligible tokens."""
-        return number_in(t.mask & self.eligible(t, means_of(first))).sum(dtype=torch.float64)[None]
+        """The number of eligible tokens: (1,), float64."""
+        is_eligible = t.mask & self.eligible(t, means_of(first))
+        return number_in(is_eligible).sum(dtype=torch.float64)[None]
 
     def eligible(self, t: Tokens, means: Tensor) -> Tensor:
-        """The tokens among which some are drawn: bool, (sequences, length)."""
-        clipped = FixedBounds.bounds(self, t, means).clipped(t.free_ratio, t.advantages)
+        """The tokens among which some are drawn: bool, (sequences, length).
+
+        Args:
+            t: the tokens.
+            means: from `means_of`.
+        """
+        # These bounds are constants, and don't read their last argument.
+        is_clipped = FixedBounds.bounds(self, t, means).clipped(t.free_ratio, t.advantages)
         covariance = covariances(t, means)
-        return (covariance > self.covariance_low) & (covariance < self.covariance_high) & ~clipped
+        return (covariance > self.covariance_low) & (covariance < self.covariance_high) & ~is_clipped
 
     def decide(self, statistics: Tensor) -> Tensor:
-        """The two means; the share of the tokens that are eligible; the probability that an eligible token is drawn."""
-        number = statistics[:1]
-        eligible = statistics[SUMS:]
-        wanted = (self.share * number).floor().clamp(min=1.0)
-        return cat(
-            [means_of(statistics), ratio_or_zero(eligible, number), ratio_or_zero(wanted, eligible).clamp(max=1)]
-        )
+        """Return what draws tokens.
+
+        Returns:
+            (4,), float64: the two means, the share of the tokens that are eligible, and the probability with which an
+            eligible token is drawn.
+        """
+        token_count = statistics[:1]
+        eligible_count = statistics[SUMS:]
+        # At least one, as in verl.
+        wanted = (self.share * token_count).floor().clamp(min=1.0)
+        eligible_share = ratio_or_zero(eligible_count, token_count)
+        probability = ratio_or_zero(wanted, eligible_count).clamp(max=1)
+        return cat([means_of(statistics), eligible_share, probability])
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        """PPO's bounds, and for drawn tokens bounds that no ratio is within."""
+        """PPO's bounds, and for drawn tokens bounds that PPO clips at every ratio."""
         fixed = FixedBounds.bounds(self, t, decision)
-        drawn = self.drawn(t, decision)
-        empty = where(t.advantages < 0, torch.inf, 0.0).to(t.ratio.dtype)
-        return Bounds(where(drawn, empty, fixed.low), where(drawn, empty, fixed.high))
+        is_drawn = self.drawn(t, decision)
+        # Every ratio is below infinity, which clips A < 0, and above 0, which clips A > 0.
+        always_clipped = where(t.advantages < 0, torch.inf, 0.0).to(t.ratio.dtype)
+        return Bounds(low=where(is_drawn, always_clipped, fixed.low), high=where(is_drawn, always_clipped, fixed.high))
 
     def drawn(self, t: Tokens, decision: Tensor) -> Tensor:
         """The tokens that lose their gradient: bool, (sequences, length)."""
+        means = decision[:2]
         probability = decision[3].to(t.ratio.dtype)
-        return self.eligible(t, decision[:2]) & (uniform(t.old_log_prob, self.seed) < probability)
+        return self.eligible(t, means) & (uniform(t.old_log_prob, self.seed) < probability)
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
         return {"eligible_share": decision[2], "drawn_share": decision[3]}
@@ -124,13 +147,20 @@ class ClipCov(
 
 
 def uniform(values: Tensor, seed: int) -> Tensor:
-    """A number in [0, 1) for each token, which follows from its value and its position: (sequences, length).
+    """Return a pseudo-random number in [0, 1) for each token, which follows from its value, its position and the seed.
+
+    It is a hash, so that it does not depend on how a mini-batch is divided, and needs no generator.
 
     Args:
         values: any float dtype, (sequences, length).
+        seed: in [0, 2^31).
+
+    Returns:
+        (sequences, length), in the values' dtype.
     """
     mixed = values.to(torch.float32).view(torch.int32).to(torch.int64)
     position = torch.arange(values.shape[-1], device=values.device)
+    # A usual hash of integers of 32 bits: multiplications by odd numbers and shifts that spread every bit over all.
     mixed = (mixed ^ position * 0x9E3779B1 ^ seed * 0x85EBCA6B) & 0xFFFFFFFF
     for _ in range(2):
         mixed = (mixed ^ mixed >> 16).mul_(0x45D9F3B) & 0xFFFFFFFF

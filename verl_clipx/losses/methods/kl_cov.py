@@ -57,39 +57,58 @@ class KlCov(AboutMeans, WithPull, name="kl_cov", source="The Entropy Mechanism (
     second_statistics_size = BUCKETS
 
     def second_statistics(self, t: Tokens, first: Tensor) -> Tensor:
-        """The histogram of the covariances."""
+        """The histogram of the covariances: (BUCKETS,), float64."""
         bucket = bucket_of(covariances(t, means_of(first)), inner_edges(first.device))
         # As one sequence: the counts of each would take more memory than the tokens.
         return whole_sums(bucket.reshape(1, -1), t.mask.reshape(1, -1), BUCKETS)[0]
 
     def decide(self, statistics: Tensor) -> Tensor:
-        """The two means, the edges of the bucket in which the share ends, and the part of it that is penalised."""
-        number = statistics[:1]
+        """Find the bucket of covariances in which the share ends, counted from the highest one down.
+
+        Returns:
+            (5,), float64: the two means, the lower and the upper edge of that bucket, and the part of its tokens that
+            is penalised.
+        """
+        token_count = statistics[:1]
         counts = statistics[SUMS:]
         # At least one token, as in verl.
-        wanted = (self.share * number).floor().clamp(min=1.0)
-        from_above = counts.flip(0).cumsum(0)
-        steps_down = (from_above < wanted).sum(0, keepdim=True).clamp(max=BUCKETS - 1)
+        wanted = (self.share * token_count).floor().clamp(min=1.0)
+        # By the number of buckets below the highest one: the tokens in that bucket and all above it.
+        count_from_above = counts.flip(0).cumsum(0)
+        steps_down = (count_from_above < wanted).sum(0, keepdim=True).clamp(max=BUCKETS - 1)
         last = BUCKETS - 1 - steps_down
-        open_end = torch.full_like(counts[:1], torch.inf)
-        edges = cat([-open_end, inner_edges(statistics.device), open_end])
-        inside = counts.gather(0, last)
-        part = ratio_or_zero(wanted - from_above.gather(0, steps_down) + inside, inside)
-        return cat([means_of(statistics), edges.gather(0, last), edges.gather(0, last + 1), part])
+        infinity = torch.full_like(counts[:1], torch.inf)
+        edges = cat([-infinity, inner_edges(statistics.device), infinity])
+        low = edges.gather(0, last)
+        high = edges.gather(0, last + 1)
+        count_in_last = counts.gather(0, last)
+        wanted_of_last = wanted - count_from_above.gather(0, steps_down) + count_in_last
+        part = ratio_or_zero(wanted_of_last, count_in_last)
+        return cat([means_of(statistics), low, high, part])
 
     def bounded(self, t: Tokens) -> Tensor:
         """The log-probability: with its advantage, it says whether a token's covariance is above the bound."""
         return t.log_prob
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        """Bounds on the log-probability beyond which the covariance is too high: above for A > mean A, else below."""
+        """Bounds on the log-probability beyond which a token's covariance is above that of the penalised ones.
+
+        With A above its mean, the covariance rises with the log-probability and the upper bound acts; with A below its
+        mean, the lower one.
+        """
         mean_advantage, mean_log_prob, low, high, part = decision.to(t.ratio.dtype).unbind()
-        bound = where(uniform(t.old_log_prob, 0) < part, low, high)
-        A = t.advantages - mean_advantage
-        edge = mean_log_prob + bound / where(A == 0, 1.0, A)
-        # Where A is the mean, the covariance is 0 whatever the log-probability.
-        never = where(bound < 0, -math.inf, math.inf)
-        return Bounds(where(A < 0, edge, -math.inf), where(A > 0, edge, where(A < 0, math.inf, never)))
+        # Of the last bucket, a random part is penalised: those tokens have its lower edge as their bound.
+        is_drawn = uniform(t.old_log_prob, seed=0) < part
+        covariance_bound = where(is_drawn, low, high)
+        deviation = t.advantages - mean_advantage
+        log_prob_bound = mean_log_prob + covariance_bound / where(deviation == 0, 1.0, deviation)
+        # With A at its mean the covariance is 0 whatever the log-probability: all are above a negative bound, or none.
+        bound_at_mean = where(covariance_bound < 0, -math.inf, math.inf)
+        high_unless_above = where(deviation < 0, math.inf, bound_at_mean)
+        return Bounds(
+            low=where(deviation < 0, log_prob_bound, -math.inf),
+            high=where(deviation > 0, log_prob_bound, high_unless_above),
+        )
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
         return {"covariance_bound": decision[2].clamp(min=-1.0)}
@@ -102,21 +121,22 @@ class KlCov(AboutMeans, WithPull, name="kl_cov", source="The Entropy Mechanism (
         return where(t.unclamped, t.free_ratio, 0.0)
 
     def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
-        """coefficient * |log r| where a token is penalised, and its derivative."""
-        penalised = self.penalised(t, bounds)
-        x = t.log_ratio
-        return (
-            where(penalised, self.coefficient * x.abs(), 0.0),
-            where(penalised & t.unclamped, self.coefficient * x.sign(), 0.0),
-        )
+        """coefficient * |log r| where a token is penalised, and its derivative with respect to log_prob."""
+        is_penalised = self.penalised(t, bounds)
+        penalty = where(is_penalised, self.coefficient * t.log_ratio.abs(), 0.0)
+        # The clamped log-ratio does not change with log_prob.
+        derivative = where(is_penalised & t.unclamped, self.coefficient * t.log_ratio.sign(), 0.0)
+        return penalty, derivative
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """-A r, and the penalty."""
-        return self.pull_on(t, bounds)[0] - t.advantages * t.ratio
+        """-A r + the penalty."""
+        penalty, _ = self.pull_on(t, bounds)
+        return penalty - t.advantages * t.ratio
 
 
 def inner_edges(device: torch.device | str) -> Tensor:
-    """The upper edges of all buckets but the last: (BUCKETS - 1,), float64."""
+    """The upper edges of all buckets but the last: ascending, (BUCKETS - 1,), float64."""
     # Made on the device: copying a list there would wait for it.
-    step = torch.arange(BUCKETS - 1, dtype=torch.float64, device=device)
-    return (step * (math.log(HIGHEST_EDGE / LOWEST_EDGE) / (BUCKETS - 2)) + math.log(LOWEST_EDGE)).exp()
+    number = torch.arange(BUCKETS - 1, dtype=torch.float64, device=device)
+    log_width = math.log(HIGHEST_EDGE / LOWEST_EDGE) / (BUCKETS - 2)
+    return (number * log_width + math.log(LOWEST_EDGE)).exp()
