@@ -14,7 +14,7 @@ from verl_clipx.losses.base.tokens import Tokens
 SAFE_LOW = 0.8
 SAFE_HIGH = 1.0
 
-# A token that counts half so often adds nothing in float64.
+# A token whose weight was halved so often adds nothing in float64.
 SMALLEST_HALVINGS = 64
 
 AT_LEAST_ONE = optional(number(at_least=1, at_most=1e6))
@@ -53,29 +53,39 @@ class FutureInfluence(Parameters):
     )
 
     def advantages(self, t: Tokens) -> Tensor:
-        """f * A, (sequences, length); no gradient flows through f."""
-        moved = where(t.mask, t.log_ratio, 0.0)
+        """The weighted advantages f * A, (sequences, length). No gradient flows through f."""
+        log_ratio = where(t.mask, t.log_ratio, 0.0)
         if self.counted_ratio is not None:
-            moved = where(t.ratio > self.counted_ratio, 0.0, moved)
-        # Beyond this the weight would overflow; the bounds mostly end it earlier.
-        weight = discounted_rest(moved, self.half_life).clamp(-20.0, 20.0).exp()
+            log_ratio = where(t.ratio > self.counted_ratio, 0.0, log_ratio)
+        # Clamped, so that the weight cannot overflow where there is no upper bound.
+        weight = sum_discounted(log_ratio, self.half_life).clamp(-20.0, 20.0).exp()
         weight = weight.clamp(self.low or 0.0, self.high)
         if self.safe_ratio is not None:
-            unsafe = (t.advantages < 0) & (t.ratio > self.safe_ratio)
-            weight = where(unsafe, weight.clamp(SAFE_LOW, SAFE_HIGH), weight)
+            is_unsafe = (t.advantages < 0) & (t.ratio > self.safe_ratio)
+            weight = where(is_unsafe, weight.clamp(SAFE_LOW, SAFE_HIGH), weight)
         return weight * t.advantages
 
 
-def discounted_rest(values: Tensor, half_life: float) -> Tensor:
-    """The sum over k >= t of gamma^(k - t) * values_k with gamma = 2^(-1 / half_life), (sequences, length).
+def sum_discounted(values: Tensor, half_life: float) -> Tensor:
+    """Sum, at each token t, gamma^(k - t) * values_k over the tokens k >= t, with gamma = 2^(-1 / half_life).
 
-    Each round doubles the number of summands. The rounds are those after which gamma^(k - t) is below float64's
-    precision, so that they do not depend on the length, which a compiled graph must not.
+    Each round doubles the number of summands: a sum over `reach` tokens gets the sum over the next `reach` ones added.
+    There are as many rounds as it takes until gamma^(k - t) is below float64's precision. They do not depend on the
+    length, because a compiled graph serves every length.
+
+    Args:
+        values: (sequences, length).
+        half_life: after so many tokens a later token counts half.
+
+    Returns:
+        (sequences, length).
     """
-    position = torch.arange(values.shape[-1], device=values.device)
+    length = values.shape[-1]
+    position = torch.arange(length, device=values.device)
     total = values
-    for round in range(math.ceil(math.log2(SMALLEST_HALVINGS * half_life)) + 1):
-        reach = 2**round
-        later = total.gather(-1, (position + reach).clamp(max=values.shape[-1] - 1).expand_as(total))
-        total = total + where(position + reach < values.shape[-1], 2 ** (-reach / half_life) * later, 0.0)
+    for doubling in range(math.ceil(math.log2(SMALLEST_HALVINGS * half_life)) + 1):
+        reach = 2**doubling
+        next_sum = total.gather(-1, (position + reach).clamp(max=length - 1).expand_as(total))
+        discount = 2 ** (-reach / half_life)
+        total = total + where(position + reach < length, discount * next_sum, 0.0)
     return total

@@ -58,53 +58,70 @@ class HeldBounds(Method):
     logs = (HELD_WIDTH, HELD_REACHED, HELD_MISSED)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # No module has the class that `held` makes.
-        kind = type(self).__bases__[1]
-        return held, (kind(**{field.name: getattr(self, field.name) for field in fields(self)}), self.hold)
+        """Pickle the method without the target, and the target: pickle finds no class that `held` makes by its name."""
+        _, kind = type(self).__bases__
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return held, (kind(**values), self.hold)
 
     @property
     def parameters(self) -> dict[str, Any]:
-        own = {name: value for name, value in super().parameters.items() if name not in self.solved_parameters}
-        return {**own, "hold": self.held_target}
+        """The method's own parameters without those that the target takes the place of, and the target in words."""
+        kept = {name: value for name, value in super().parameters.items() if name not in self.solved_parameters}
+        return {**kept, "hold": self.held_target}
 
     @property
     def limits(self) -> dict[str, str]:
         return {name: role for name, role in super().limits.items() if name not in self.solved_parameters}
 
     def statistics(self, t: Tokens) -> Tensor:
-        """Returns `Octaves.counts_and_squares` of the distances.
+        """Count the tokens, and sum their squares, by the distance of what the bounds act on from the centre.
 
-        A share is of all tokens: those that the clip can't act on have the distance 0.
+        A clip fraction is a share of all tokens, of which those that the clip can't act on have the distance 0. A
+        second moment is only of tokens that it can act on.
+
+        Returns:
+            What `Octaves.counts_and_squares` returns: (statistics_size,), float64.
         """
         A = t.advantages
-        x = self.bounded(t)
-        x = x.log() if self.bounds_width.quantity == "ratio" else x
-        acts = ((A > 0) & (x > 0)) | ((A < 0) & (x < 0))
+        distance = self.bounded(t)
+        if self.bounds_width.quantity == "ratio":
+            distance = distance.log()
         if self.bounds_width.every_sign:
-            acts = (A.abs() > 0) & (x.abs() > 0)
-        counted = t.mask if self.hold.target == CLIP_FRACTION else t.mask & acts
-        return self.octaves.counts_and_squares(where(acts, x, 0.0), counted)
+            can_be_clipped = (A.abs() > 0) & (distance.abs() > 0)
+        else:
+            can_be_clipped = ((A > 0) & (distance > 0)) | ((A < 0) & (distance < 0))
+        is_counted = t.mask if self.hold.target == CLIP_FRACTION else t.mask & can_be_clipped
+        return self.octaves.counts_and_squares(where(can_be_clipped, distance, 0.0), is_counted)
 
     def decide(self, statistics: Tensor) -> Tensor:
+        """Choose the bounds' distance among the edges of the buckets, the floor and the ceiling.
+
+        Returns:
+            (3,), float64: the distance, the target's value there, and 1 if that is above the value that is held.
+        """
         edges = self.octaves.edges(statistics.device)
-        numbers, squares = statistics.view(2, -1).cumsum(1)
-        within = numbers[:-1]
+        # Each entry from here on is about one choice of the distance: the upper edge of its bucket.
+        counts, squares = statistics.view(2, -1).cumsum(1)
+        total_count = counts[-1]
+        kept_count = counts[:-1]
         if self.hold.target == CLIP_FRACTION:
-            # It falls with the width: the narrowest edge at which it is met, or none.
-            reached = ratio_or_zero(numbers[-1] - within, numbers[-1])
-            place = (reached > self.hold.value).sum(dtype=int64)
+            # The wider the bounds, the fewer tokens are clipped: the first edge at which the target is met.
+            value_at_edge = ratio_or_zero(total_count - kept_count, total_count)
+            index = (value_at_edge > self.hold.value).sum(dtype=int64)
         else:
-            # It rises with the width: the widest one.
-            reached = ratio_or_zero(squares[:-1], within)
-            place = (reached <= self.hold.value).sum(dtype=int64) - 1
+            # The wider the bounds, the larger the moment of the tokens that are kept: the last such edge.
+            value_at_edge = ratio_or_zero(squares[:-1], kept_count)
+            index = (value_at_edge <= self.hold.value).sum(dtype=int64) - 1
         floor, ceiling = distances(self.bounds_width)
-        solved = cat([edges.new_zeros(1), edges, edges.new_full((1,), math.inf)])
-        distance = solved.gather(0, place.view(1) + 1).clamp(floor, ceiling)
-        # At floor and ceiling it is known at the nearest edge between them.
+        # If no edge meets the target, the index is -1 or that after the last edge.
+        candidates = cat([edges.new_zeros(1), edges, edges.new_full((1,), math.inf)])
+        distance = candidates.gather(0, index.view(1) + 1).clamp(floor, ceiling)
+        # At the floor or the ceiling itself the value is not known; it is that at the nearest edge between the two.
         first = (edges < floor).sum()
         last = (edges <= ceiling).sum() - 1
-        found = reached.gather(0, place.clamp(first, last).view(1))
-        return cat([distance, found, (found > self.hold.value).to(float64)])
+        reached = value_at_edge.gather(0, index.clamp(first, last).view(1))
+        is_missed = (reached > self.hold.value).to(float64)
+        return cat([distance, reached, is_missed])
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         distance, _, _ = decision.to(t.ratio.dtype).unbind()
@@ -119,7 +136,7 @@ class HeldBounds(Method):
 
 
 def width_of(method: Method) -> Width | None:
-    """The width that a method's bounds have with its parameters; None if they can hold no target."""
+    """Return the width that a method's bounds have with its parameters; None if they can hold no target."""
     width = method.bounds_width
     if width is None or any(getattr(method, name) != value for name, value in width.only_with):
         return None
@@ -127,12 +144,15 @@ def width_of(method: Method) -> Width | None:
 
 
 def methods_to_choose(method: Method) -> str:
-    """Returns what to do where a method can hold no target: the methods that can, and how one of the user's own can."""
+    """Return what to do where a method can hold no target: the methods that can, and how one of the user's own can."""
     names = []
     for name, kind in METHODS.items():
-        if kind.bounds_width is not None:
-            conditions = [f"{key}={value}" for key, value in kind.bounds_width.only_with]
-            names.append(f"{name} with {' and '.join(conditions)}" if conditions else name)
+        if kind.bounds_width is None:
+            continue
+        conditions = [f"{key}={value}" for key, value in kind.bounds_width.only_with]
+        if conditions:
+            name = f"{name} with {' and '.join(conditions)}"
+        names.append(name)
     advice = f"Leave it out, or choose one of {', '.join(names)}."
     is_users = not type(method).__module__.startswith("verl_clipx.")
     if is_users and not method.statistics_size and method.bounds_width is None:
@@ -141,13 +161,14 @@ def methods_to_choose(method: Method) -> str:
 
 
 def distances(width: Width) -> tuple[float, float]:
-    """The narrowest and the widest distance of bounds from the centre: of a ratio, that of its logarithm from 0."""
-    ends = width.floor, width.ceiling
-    return tuple(map(math.log1p, ends)) if width.quantity == "ratio" else ends
+    """Return the narrowest and the widest distance of bounds from the centre: of a ratio, of its logarithm from 0."""
+    if width.quantity == "ratio":
+        return math.log1p(width.floor), math.log1p(width.ceiling)
+    return width.floor, width.ceiling
 
 
 def held(method: Method, hold: Hold) -> Method:
-    """A method with the same parameters whose bounds hold a target.
+    """Return a method with the same parameters whose bounds hold a target.
 
     Raises:
         Refusal: the method has no width, the target has no value or determines no width, or the floor is not below the
@@ -164,11 +185,16 @@ def held(method: Method, hold: Hold) -> Method:
         raise Refusal(f"{hold.node}.target", hold.target, reason, f"Choose +{NODE}/hold={CLIP_FRACTION}.")
     if hold.value is None:
         # What a value means, for a user who has to choose one.
-        advice = "It is in nats²; 0.04, the threshold of M2PO's paper, is a log-ratio of 0.2."
-        if hold.target == CLIP_FRACTION:
-            advice = "0.02 lets the clip act on two tokens in a hundred"
-            # Elsewhere the clip acts on more than what PPO would clip.
-            advice += "." if width.every_sign else "; with fixed bounds a run logs its own as pg_clipfrac."
+        if hold.target == SECOND_MOMENT:
+            advice = "It is in nats²; 0.04, the threshold of M2PO's paper, is a log-ratio of 0.2."
+        elif width.every_sign:
+            # The clip acts on more tokens than PPO's, which pg_clipfrac counts.
+            advice = "0.02 lets the clip act on two tokens in a hundred."
+        else:
+            advice = (
+                "0.02 lets the clip act on two tokens in a hundred; with fixed bounds a run logs its own as "
+                "pg_clipfrac."
+            )
         key = f"{hold.node}.value"
         why = f"{hold.target} has no value that suits every run"
         raise Refusal(key, None, why, f"Set {key}. {advice}")
@@ -182,18 +208,24 @@ def held(method: Method, hold: Hold) -> Method:
 
 @functools.cache
 def held_class(kind: type[Method], hold: Hold, width: Width) -> type[Method]:
-    """The class of a method that holds a target; always the same one, by which equal methods are equal."""
+    """Return the class of a method that holds a target.
+
+    It is made once for equal arguments: methods are equal only if they have the same class.
+    """
     floor, ceiling = distances(width)
     lowest = math.floor(math.log2(floor))
-    octaves = Octaves(lowest, math.ceil(math.log2(ceiling)) - lowest)
+    octaves = Octaves(lowest=lowest, count=math.ceil(math.log2(ceiling)) - lowest)
+    is_ratio = width.quantity == "ratio"
     namespace = {
         "hold": hold,
         "bounds_width": width,
         "octaves": octaves,
         "held_target": f"{hold.target} {hold.value:g} (width {width.floor:g} to {width.ceiling:g})",
         "solved_parameters": width.parameters,
-        "formula": ("1 / (1 + width)", "1 + width") if width.quantity == "ratio" else ("-width", "width"),
+        "formula": ("1 / (1 + width)", "1 + width") if is_ratio else ("-width", "width"),
         "statistics_size": 2 * octaves.buckets,
+        "__doc__": kind.__doc__,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
     }
-    namespace |= {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
     return type(kind.__name__, (HeldBounds, kind), namespace)

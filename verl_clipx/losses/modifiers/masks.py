@@ -15,7 +15,8 @@ from verl_clipx.losses.base.parameters import Parameters, number, optional, para
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, Inputs, compute_dtype, mean_over_sequence
 
-LARGEST_DIVERGENCE = math.exp(LARGEST_LOG_RATIO)
+# The largest ratio, since log-ratios are clamped.
+LARGEST_RATIO = math.exp(LARGEST_LOG_RATIO)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class OffPolicySequenceMask(Parameters):
 
     node: ClassVar[str] = "clipx.mask"
     rule: ClassVar[str] = "opsm"
-    # Whether it compares the policy of old_log_probs with the sampler; otherwise the current one.
+    # Whether the mask compares the policy of old_log_probs with the sampler, and not the current policy.
     of_old_policy: ClassVar[bool] = False
 
     delta: float | None = parameter(
@@ -41,14 +42,18 @@ class OffPolicySequenceMask(Parameters):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.delta is None:
-            known = "TRL's documentation suggests 0.5; the 1e-4 of slime and miles is on their recomputed old policy."
             key = f"{self.node}.delta"
-            raise Refusal(key, None, f"{self.rule} has no value that suits every run", f"Set {key}. {known}")
+            advice = (
+                f"Set {key}. TRL's documentation suggests 0.5; the 1e-4 of slime and miles is on their recomputed old "
+                "policy."
+            )
+            raise Refusal(key, None, f"{self.rule} has no value that suits every run", advice)
 
     def drops(self, inputs: Inputs) -> Tensor:
-        """The sequences that are taken out: bool, (sequences, 1)."""
-        divergence = mean_over_sequence(inputs.rollout_log_prob - inputs.log_prob, inputs.mask)
-        return (mean_over_sequence(inputs.advantages, inputs.mask) < 0) & (divergence > self.delta)
+        """Return the sequences that are taken out: bool, (sequences, 1)."""
+        mean_advantage = mean_over_sequence(inputs.advantages, inputs.mask)
+        mean_log_ratio = mean_over_sequence(inputs.rollout_log_prob - inputs.log_prob, inputs.mask)
+        return (mean_advantage < 0) & (mean_log_ratio > self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,23 +72,25 @@ class IcePop(Parameters):
     )
     high: float | None = parameter(
         5.0,
-        optional(number(at_least=1, at_most=LARGEST_DIVERGENCE)),
+        optional(number(at_least=1, at_most=LARGEST_RATIO)),
         "the largest ratio that stays; null: none is too large",
         "choice",
     )
 
     def drops(self, inputs: Inputs) -> Tensor:
-        """The tokens that are taken out: bool, (sequences, length)."""
+        """Return the tokens that are taken out: bool, (sequences, length)."""
+        low = 0.0 if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
         log_ratio = inputs.old_log_prob - inputs.rollout_log_prob
         ratio = log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
-        return (ratio < (self.low or 0.0)) | (ratio > (math.inf if self.high is None else self.high))
+        return (ratio < low) | (ratio > high)
 
 
 Mask = OffPolicySequenceMask | IcePop
 
 
 def remaining(mask: Mask | None, inputs: Inputs) -> Tensor:
-    """The tokens that a mask leaves: bool, (sequences, length).
+    """Return the tokens that a mask leaves: bool, (sequences, length).
 
     A token with a value that is not finite always stays. Without it, verl would not skip the step.
 
@@ -94,12 +101,10 @@ def remaining(mask: Mask | None, inputs: Inputs) -> Tensor:
     if mask is None:
         return inputs.mask
     dtype = compute_dtype(inputs.log_prob.dtype)
-
-    def inside(values: Tensor) -> Tensor:
-        return where(inputs.mask, values.detach().to(dtype), 0.0)
-
-    tensors = {
-        name: inside(getattr(inputs, name)) for name in ("log_prob", "old_log_prob", "advantages", "rollout_log_prob")
-    }
-    finite = torch.stack(list(tensors.values())).isfinite().all(0)
-    return inputs.mask & ~(mask.drops(inputs._replace(**tensors)) & finite)
+    tensors = {}
+    for name in ("log_prob", "old_log_prob", "advantages", "rollout_log_prob"):
+        # 0 outside the mask, where anything may stand.
+        tensors[name] = where(inputs.mask, getattr(inputs, name).detach().to(dtype), 0.0)
+    is_finite = torch.stack(list(tensors.values())).isfinite().all(0)
+    is_dropped = mask.drops(inputs._replace(**tensors)) & is_finite
+    return inputs.mask & ~is_dropped
