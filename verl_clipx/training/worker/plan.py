@@ -22,7 +22,7 @@ AllReduce = Callable[[Tensor], Tensor]
 
 
 def token_passes(policy_loss: Any) -> list[TokenPass | None]:
-    """Returns the passes over a rollout batch: Lopti's, or a single one over all tokens, which is None."""
+    """Return the passes over a rollout batch: Lopti's, or a single one over all tokens, which is None."""
     passes = policy_loss.run.record.schedule.passes
     if not passes:
         return [None]
@@ -39,24 +39,30 @@ def plan_step(
     extra_pass: Callable[[Any, OptimizerStep, list[Inputs]], dict[str, Tensor]],
     all_reduce: AllReduce,
 ) -> OptimizerStep:
-    """Decides an optimizer step's bounds, and what else its micro-batches need; +clipx=observe has no bounds.
+    """Decide an optimizer step's bounds, and what else its micro-batches need; +clipx=observe has no bounds.
 
     Args:
-        state: what earlier steps left; gets the statistics that waited for this step's all-reduce.
-        batch, data: the rollout batch, at this step; this rank's mini-batch.
-        extra_pass: runs the extra pass, without gradient, over a mini-batch; returns this rank's sums by name.
+        policy_loss: verl's policy-loss node with the clipx node and the run.
+        state: what earlier steps left. It gets the statistics that waited for this step's all-reduce.
+        batch: the rollout batch, at this step.
+        data: this rank's mini-batch.
+        extra_pass: runs the extra pass, without gradient, over a mini-batch; returns this rank's sums by name, and
+            appends the tokens of each micro-batch to its last argument.
+        all_reduce: sums a float64 vector over the data-parallel ranks.
     """
     settings = policy_loss.clipx
     schedule = policy_loss.run.record.schedule
-    past = state.knows(batch.position)
-    step = OptimizerStep(batch.token_pass, decided_from=schedule.decided_from(batch.position, past=past))
-    sums = token_counts(policy_loss, batch.token_pass, data)
-    seen_inputs = []
+    has_past = state.knows(batch.position)
+    step = OptimizerStep(batch.token_pass, decided_from=schedule.decided_from(batch.position, past=has_past))
+    sums = count_tokens(policy_loss, batch.token_pass, data)
+    # The tokens from which statistics were made, for a second stage.
+    seen_inputs: list[Inputs] = []
     if step.decided_from is DecidedFrom.RATIO_ONE:
-        seen_inputs.append(inputs_at_ratio_one(settings, step, data))
-        of_this_rank = settings.functions(seen_inputs[0].mask.device).statistics(seen_inputs[0])
-        sums["statistics"] = of_this_rank[: settings.method.statistics_size]
-    if schedule.makes_extra_pass(batch.position, past=past):
+        inputs = inputs_at_ratio_one(settings, step, data)
+        seen_inputs.append(inputs)
+        statistics_of_rank = settings.functions(inputs.mask.device).statistics(inputs)
+        sums["statistics"] = statistics_of_rank[: settings.method.statistics_size]
+    if schedule.makes_extra_pass(batch.position, past=has_past):
         sums |= extra_pass(data, step, seen_inputs)
     if state.waiting is not None:
         sums["waiting"] = state.waiting.of_this_rank
@@ -64,14 +70,11 @@ def plan_step(
     if "statistics" in totals and settings.method.second_statistics_size:
         totals["statistics"] = with_second_stage(settings, totals["statistics"], seen_inputs, all_reduce)
     state.keep_waiting(totals.get("waiting"))
-    if "counted" in totals:
-        step.counted_tokens = float(totals["counted"])
-    if "selected" in totals:
-        step.selected_tokens = totals["selected"].squeeze(0)
-    if "entropies" in totals:
-        step.entropy_bucket, step.selected_tokens = settings.select.threshold(totals["entropies"])
-    lagged = state.statistics[batch.position] if step.decided_from is DecidedFrom.LAGGED else None
-    step.statistics = totals.get("statistics", lagged)
+    keep_token_numbers(step, settings, totals)
+    if "statistics" in totals:
+        step.statistics = totals["statistics"]
+    elif step.decided_from is DecidedFrom.LAGGED:
+        step.statistics = state.statistics[batch.position]
     if step.statistics is not None:
         step.decision = settings.method.decide(step.statistics)
     if schedule.bounds is DecidedFrom.LAGGED:
@@ -79,33 +82,66 @@ def plan_step(
     return step
 
 
-def token_counts(policy_loss: Any, token_pass: TokenPass | None, data: Any) -> dict[str, Tensor]:
-    """Returns this rank's numbers of tokens, where verl's own number is not the one that the loss uses."""
+def keep_token_numbers(step: OptimizerStep, settings: Settings, totals: dict[str, Tensor]) -> None:
+    """Keep in a step how many tokens count and are selected, and where a selection over the mini-batch ends.
+
+    Args:
+        step: the step that is planned.
+        settings: the run's.
+        totals: what the ranks summed, by name.
+    """
+    if "counted" in totals:
+        step.counted_tokens = float(totals["counted"])
+    if "selected" in totals:
+        step.selected_tokens = totals["selected"].squeeze(0)
+    if "entropies" in totals:
+        last_kept = settings.select.threshold(totals["entropies"])
+        step.entropy_bucket = last_kept.index
+        step.selected_tokens = last_kept.count
+
+
+def count_tokens(policy_loss: Any, token_pass: TokenPass | None, data: Any) -> dict[str, Tensor]:
+    """Count this rank's tokens where verl's own number is not the one that the loss divides by.
+
+    Args:
+        policy_loss: as for `plan_step`; its run's schedule names the counts that are needed.
+        token_pass: Lopti's; None: all tokens are trained.
+        data: this rank's mini-batch.
+
+    Returns:
+        "counted", the tokens of the pass, and "selected", those that entropy selection keeps, as far as needed: (1,),
+        float64.
+    """
     mask = pad_rows(data["response_mask"])
-    of_loss = mask if token_pass is None else token_pass.tokens(data)
-    counts = {
-        "counted": lambda: of_loss,
-        "selected": lambda: policy_loss.clipx.select.kept_counts(mask),
-    }
-    return {name: counts[name]().sum(dtype=torch.float64)[None] for name in policy_loss.run.record.schedule.counts}
+    names = policy_loss.run.record.schedule.counts
+    counts = {}
+    if "counted" in names:
+        is_counted = mask if token_pass is None else token_pass.tokens(data)
+        counts["counted"] = is_counted.sum(dtype=torch.float64)[None]
+    if "selected" in names:
+        counts["selected"] = policy_loss.clipx.select.kept_counts(mask).sum(dtype=torch.float64)[None]
+    return counts
 
 
 def with_second_stage(settings: Settings, first: Tensor, seen_inputs: list[Inputs], all_reduce: AllReduce) -> Tensor:
-    """Returns the statistics of both stages over all ranks, float64, by another all-reduce.
+    """Return the statistics of both stages over all ranks, float64, by another all-reduce.
 
     Args:
-        first: the first stage's total.
-        seen: the tokens of this rank's micro-batches.
+        settings: the run's.
+        first: the first stage's total over all ranks.
+        seen_inputs: the tokens of this rank's micro-batches.
+        all_reduce: sums a float64 vector over the data-parallel ranks.
     """
     method = settings.method
-    of_this_rank = torch.zeros(method.second_statistics_size, dtype=torch.float64, device=first.device)
+    second_of_rank = torch.zeros(method.second_statistics_size, dtype=torch.float64, device=first.device)
     for inputs in seen_inputs:
-        of_this_rank += settings.functions(inputs.mask.device).statistics(inputs, first)[method.statistics_size :]
-    return torch.cat([first, all_reduce(of_this_rank)])
+        statistics = settings.functions(inputs.mask.device).statistics(inputs, first)
+        second_of_rank += statistics[method.statistics_size :]
+    return torch.cat([first, all_reduce(second_of_rank)])
 
 
 def inputs_at_ratio_one(settings: Settings, step: OptimizerStep, data: Any) -> Inputs:
-    """Returns the tokens of this rank's mini-batch with the current log-probabilities taken to be the old ones."""
+    """Return the tokens of this rank's mini-batch, with the old log-probabilities as the current ones."""
     old = pad_rows(data["old_log_probs"])
     micro_batch = micro_batch_of(settings, step, data)
     mask = pad_rows(data["response_mask"]).bool()
@@ -114,9 +150,19 @@ def inputs_at_ratio_one(settings: Settings, step: OptimizerStep, data: Any) -> I
 
 
 def sum_over_ranks(sums: dict[str, Tensor], all_reduce: AllReduce) -> dict[str, Tensor]:
-    """Sums each vector over the ranks, by one all-reduce; none if there are no vectors."""
+    """Sum each vector over the ranks, all by one all-reduce, or by none if there are no vectors.
+
+    Args:
+        sums: this rank's float64 vectors by name; every rank has the same names and lengths.
+        all_reduce: sums a float64 vector over the data-parallel ranks.
+
+    Returns:
+        The totals by name, on the accelerator if any of the vectors is on it.
+    """
     if not sums:
         return {}
-    device = next((part.device for part in sums.values() if part.device.type != "cpu"), torch.device("cpu"))
-    total = all_reduce(torch.cat([part.to(device) for part in sums.values()]))
-    return dict(zip(sums, total.split([len(part) for part in sums.values()]), strict=True))
+    devices = [vector.device for vector in sums.values() if vector.device.type != "cpu"]
+    device = devices[0] if devices else torch.device("cpu")
+    joined = torch.cat([vector.to(device) for vector in sums.values()])
+    totals = all_reduce(joined).split([len(vector) for vector in sums.values()])
+    return dict(zip(sums, totals, strict=True))
