@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 FACTS = tuple(rule for rule in RULES if rule.kind is Kind.FACT)
 TRENDS = tuple(rule for rule in RULES if rule.kind is Kind.TREND)
-# What these rules read, under every name that verl has for it.
+
+# The keys of the metrics that these rules read, under every name that verl has for one.
 READ = {key for rule in (*FACTS, *TRENDS) for key in (*rule.reads, *rule.instead)} | {
     keys.ENTROPY_OF_UPDATES,
     keys.NOT_FINITE_RANK,
@@ -47,7 +48,7 @@ class ReceiptCheck:
         self._first = record.length.critic_warmup or 0
 
     def look(self, data: dict[str, Any], step: int) -> None:
-        """Looks at a step's metrics; raises RuntimeError if the receipt is missing and that stops the run."""
+        """Look at a step's metrics; raise RuntimeError if the receipt is missing and that stops the run."""
         if not self._due or data.get(keys.STEP, -1) < self._first:
             return
         if any(str(key).endswith(RECEIPT.key) for key in data):
@@ -60,18 +61,22 @@ class ReceiptCheck:
 
 
 def missing_in(steps: int) -> str:
-    """Says that the first logged training step, or the first two, came from another worker than the plugin's."""
+    """Return the message that so many logged training steps, the first ones, have no receipt."""
     if steps == 1:
-        where = f"the first logged training step has no {RECEIPT.key}"
-    else:
-        where = f"the first {steps} logged training steps have no {RECEIPT.key}"
-    return f"{where}: the plugin's training worker did not make them, so nothing shows which loss is trained."
+        return (
+            f"the first logged training step has no {RECEIPT.key}: the plugin's training worker did not make it, so "
+            "nothing shows which loss is trained."
+        )
+    return (
+        f"the first {steps} logged training steps have no {RECEIPT.key}: the plugin's training worker did not make "
+        "them, so nothing shows which loss is trained."
+    )
 
 
 class Watch:
-    """Says what the rules find in a run while it trains, each finding once, or stops the run.
+    """Warns of what the rules find in a run while it trains, once for each rule, or stops the run.
 
-    A fact in what the run had logged before it was resumed doesn't stop it again.
+    A fact that was there before the run was resumed does not stop it again.
     """
 
     def __init__(self, record: RunRecord, before: Rows):
@@ -79,37 +84,52 @@ class Watch:
         self._stops = record.loss.parameters.get("health") == "stop"
         self._rows: Rows = {step: _numbers(data) for step, data in before.items()}
         self._resumed_after = max(before, default=-1)
-        self._said: set[str] = set()
+        # The names of the rules whose findings were logged.
+        self._warned_rules: set[str] = set()
 
     def look(self, data: Mapping[str, Any], step: int) -> str | None:
-        """Looks at a step's metrics with earlier ones; returns why a new fact stops the run."""
+        """Look at a step's metrics together with those of earlier steps.
+
+        Args:
+            data: the metrics, by key. A step may be logged in several parts.
+            step: its number.
+
+        Returns:
+            The reason to stop the run; None if it goes on.
+        """
         self._rows.setdefault(step, {}).update(_numbers(data))
-        new = {logged_step: row for logged_step, row in self._rows.items() if logged_step > self._resumed_after}
-        facts = self._find(new, FACTS)
+        rows_since_start = {number: row for number, row in self._rows.items() if number > self._resumed_after}
+        facts = self._diagnose_anew(rows_since_start, FACTS)
         if facts and self._stops:
             findings = "; ".join(
                 f"{fact.rule.name} from step {fact.onset.step} on: {fact.onset.evidence}" for fact in facts
             )
             return f"clipx.health=stop: {findings}. The step is in the log."
-        for diagnosis in [*facts, *self._find(self._rows, TRENDS)]:
+        for diagnosis in [*facts, *self._diagnose_anew(self._rows, TRENDS)]:
             logger.warning("clipx.health: %s %s This is said once.", diagnosis.head, diagnosis.text)
-            if not self._said:
+            if not self._warned_rules:
                 logger.warning("clipx.health: %s", say_where_pages_are())
-            self._said.add(diagnosis.rule.name)
+            self._warned_rules.add(diagnosis.rule.name)
         return None
 
-    def _find(self, rows: Rows, rules: Sequence[Rule]) -> list[Diagnosis]:
-        """Returns what those of the rules that have not been said yet find in some steps."""
+    def _diagnose_anew(self, rows: Rows, rules: Sequence[Rule]) -> list[Diagnosis]:
+        """Return the findings in some steps of those rules whose findings were not logged yet.
+
+        Args:
+            rows: the steps' metrics, by step.
+            rules: facts or trends.
+        """
         run = Run(
             name="this run",
             log=with_entropy(table_of(rows)),
             record=self._record,
             not_finite=not_finite_in(rows),
         )
-        return diagnose(run, [rule for rule in rules if rule.name not in self._said])
+        new_rules = [rule for rule in rules if rule.name not in self._warned_rules]
+        return diagnose(run, new_rules)
 
 
 def _numbers(data: Mapping[str, Any]) -> dict[str, float]:
-    """Returns what the rules read of a step: the metrics that they name, and others that are not finite."""
-    given = {key: value for key, value in data.items() if value is not None}
-    return {key: value for key, value in numbers_in(given).items() if key in READ or not math.isfinite(value)}
+    """Return what the rules read of a step's metrics: those that they name, and all others that are not finite."""
+    metrics = {key: value for key, value in data.items() if value is not None}
+    return {key: value for key, value in numbers_in(metrics).items() if key in READ or not math.isfinite(value)}
