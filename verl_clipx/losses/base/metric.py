@@ -25,7 +25,8 @@ class Over(Enum):
 
 
 def total(*sums: Any) -> Any:
-    """Returns the sum of several sums, or the only one."""
+    """Return the sum of several sums, or the only one."""
+    # Not `sum`, which would begin with 0 and so add a number to a tensor.
     return reduce(add, sums)
 
 
@@ -69,7 +70,9 @@ class Metric:
     @property
     def pattern(self) -> str:
         """A regular expression that matches its keys and no others."""
-        return re.escape(self.key) + (rf"/{self.numbered}_\d+" if self.numbered else "")
+        if self.numbered:
+            return rf"{re.escape(self.key)}/{self.numbered}_\d+"
+        return re.escape(self.key)
 
 
 def of_decision(name: str, meaning: str, unit: str, **further: Any) -> Metric:
@@ -82,17 +85,30 @@ def of_rollout_batch(name: str, meaning: str, unit: str, **further: Any) -> Metr
     return Metric(name, meaning, unit, Over.ROLLOUT_BATCH, **further)
 
 
-def same_key(one: Metric, other: Metric) -> bool:
-    """Returns whether two metrics may share a key: equal names, or one is a member of the other's family."""
-    members = [f"{metric.name}/{metric.numbered}_0" if metric.numbered else metric.name for metric in (one, other)]
-    of_families = zip((one, other), reversed(members), strict=True)
-    return one.name == other.name or any(
-        re.fullmatch(replace(metric, logged_as=metric.name).pattern, member) for metric, member in of_families
-    )
+def may_share_key(first: Metric, second: Metric) -> bool:
+    """Return whether two metrics may be logged under the same key.
+
+    They may if they have the same name, or if one is named like a member of the other's family, as name/bin_0.
+    """
+    if first.name == second.name:
+        return True
+    return has_member_named_like(first, second) or has_member_named_like(second, first)
+
+
+def has_member_named_like(family: Metric, metric: Metric) -> bool:
+    """Return whether a metric, or the first member of its family, matches the names of another metric."""
+    name = f"{metric.name}/{metric.numbered}_0" if metric.numbered else metric.name
+    pattern_of_names = replace(family, logged_as=family.name).pattern
+    return re.fullmatch(pattern_of_names, name) is not None
 
 
 def wrong_names(own: Iterable[Metric], shared: Iterable[Metric]) -> Iterator[str]:
-    """Yields a sentence for each mistake in the names of a method's own metrics."""
+    """Yield a sentence for each mistake in the names of a method's own metrics.
+
+    Args:
+        own: the method's metrics.
+        shared: those of every method.
+    """
     own = list(own)
     shared = list(shared)
     for metric in own:
@@ -100,9 +116,12 @@ def wrong_names(own: Iterable[Metric], shared: Iterable[Metric]) -> Iterator[str
         others = [other for other in (*shared, *own) if other is not metric]
         if any(letters in f"{name}/{metric.numbered}" for letters in REDUCED_OTHERWISE):
             yield f"the metric {name!r}: verl does not average names with {' or '.join(REDUCED_OTHERWISE)} in them"
-        if any(same_key(metric, other) for other in others):
+        if any(may_share_key(metric, other) for other in others):
             yield f"the metric {name!r}: another metric already has this name"
-        if inner := PREFIXED.fullmatch(name):
-            prefixed = replace(metric, name=inner["name"])
-            if any(same_key(prefixed, other) for other in others):
-                yield f"the metric {name!r}: the plugin also logs {inner['name']!r} under this name"
+        prefixed = PREFIXED.fullmatch(name)
+        if prefixed is None:
+            continue
+        # Lopti's passes log each metric under such a name too.
+        without_prefix = replace(metric, name=prefixed["name"])
+        if any(may_share_key(without_prefix, other) for other in others):
+            yield f"the metric {name!r}: the plugin also logs {prefixed['name']!r} under this name"

@@ -13,7 +13,7 @@ SATURATION = 0.48
 # verl clamps log-ratios to plus or minus this, and the plugin's losses do by default.
 LARGEST_LOG_RATIO = 20.0
 
-# Tokens of a sequence that an accelerator adds up by one block of threads.
+# So many neighbouring tokens an accelerator sums by one block of threads.
 PART = 1024
 
 
@@ -67,12 +67,14 @@ class Tokens(NamedTuple):
 
     @property
     def probabilities(self) -> tuple[Tensor, Tensor]:
-        """p and q, those under the current and the old policy, (sequences, length)."""
-        # Log-probabilities that are none would overflow.
-        return self.log_prob.exp().clamp(max=1.0), self.old_log_prob.exp().clamp(max=1.0)
+        """The probability p under the current policy, and q under the old one, (sequences, length)."""
+        # Clamped, because a wrong log-probability, above 0, would overflow.
+        p = self.log_prob.exp().clamp(max=1.0)
+        q = self.old_log_prob.exp().clamp(max=1.0)
+        return p, q
 
     def sequence_mean(self, values: Tensor) -> Tensor:
-        """The mean over each sequence's tokens, (sequences, 1); 0 for a sequence without tokens."""
+        """Return the mean over each sequence's tokens, (sequences, 1); 0 for a sequence without tokens."""
         return mean_over_sequence(values, self.mask)
 
 
@@ -81,46 +83,65 @@ OPTIONAL = ("rollout_log_prob", "entropy", "group")
 
 
 def mean_over_sequence(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean over each sequence's tokens in a mask, (sequences, 1); 0 for a sequence without tokens."""
-    return where(mask, values, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+    """Return the mean over each sequence's tokens in a mask, (sequences, 1); 0 for a sequence without tokens."""
+    total = where(mask, values, 0.0).sum(-1, keepdim=True)
+    count = mask.sum(-1, keepdim=True)
+    return total / count.clamp(min=1)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that losses are computed in: float64 stays float64, everything else becomes float32."""
+    """Return the dtype that losses are computed in: float64 stays float64, everything else becomes float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def parts(values: Tensor) -> Tensor:
-    """Returns what one block of threads adds up: sequences or, on an accelerator that divides them evenly, parts.
+    """Reshape tokens so that a sum over the last dimension is one block of threads' work.
 
-    The grid of threads then follows from the number of tokens, however they are divided into sequences: (sequences,
-    length) becomes (sequences * length / PART, PART).
+    On an accelerator, a sequence is divided into parts of PART tokens. The number of blocks then follows from the
+    number of tokens, and not from how these are divided into sequences.
+
+    Args:
+        values: (sequences, length).
+
+    Returns:
+        (sequences * length / PART, PART); on a CPU, or where the length is not known to be a multiple of PART, the
+        values as they are.
     """
     if values.device.type == "cpu":
         return values
     # Here, since it imports sympy, which takes longer than all else.
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    # Asked of the graph and not of the numbers: it would be another one where they happen to be whole.
-    return values.reshape(-1, PART) if statically_known_true(values.shape[-1] % PART == 0) else values
+    # Asked of the symbols that a graph is compiled for. Asking the numbers of one batch would compile another graph
+    # for each batch whose length happens to be a multiple.
+    if statically_known_true(values.shape[-1] % PART == 0):
+        return values.reshape(-1, PART)
+    return values
 
 
 def number_in(members: Tensor) -> Tensor:
-    """The number of members in each of `parts`, float32: `members` is bool, (sequences, length)."""
+    """Return the number of members in each of `parts`, float32.
+
+    Args:
+        members: bool, (sequences, length).
+    """
     if members.device.type == "cpu":
         return members.sum(-1, dtype=torch.float32)
-    # Numbers instead of a mask, which would be stored and added up by a launch of its own.
+    # Numbers instead of the mask itself, which would be stored, and added up by a launch of its own.
     return parts(where(members, 1.0, 0.0)).sum(-1)
 
 
 def saturate(log_ratio: Tensor) -> Tensor:
-    """A log-ratio, or a sum or mean of them, within its dtype's limits: about +-42.6 in float32, +-340.7 in float64."""
+    """Clamp a log-ratio, or a sum or mean of them, so that its exponential and the square of that are finite.
+
+    The limits are about +-42.6 in float32 and +-340.7 in float64.
+    """
     limit = SATURATION * math.log(torch.finfo(log_ratio.dtype).max)
     return log_ratio.clamp(-limit, limit)
 
 
 def tokens_of(inputs: Inputs, log_ratio_clamp: float | None) -> Tokens:
-    """Returns the tokens that a loss and its statistics are computed from.
+    """Return the tokens that a loss and its statistics are computed from.
 
     Args:
         inputs: the micro-batch, in any float dtype; `counted` is ignored.
@@ -130,16 +151,35 @@ def tokens_of(inputs: Inputs, log_ratio_clamp: float | None) -> Tokens:
     dtype = compute_dtype(inputs.log_prob.dtype)
     mask = inputs.mask
 
-    def inside(values: Tensor | None) -> Tensor | None:
-        return None if values is None else where(mask, values.detach().to(dtype), 0.0)
+    def keep_inside(values: Tensor | None) -> Tensor | None:
+        """Return the values detached and in the loss's dtype, and 0 outside the mask; None for None."""
+        if values is None:
+            return None
+        return where(mask, values.detach().to(dtype), 0.0)
 
-    current, old, advantages = map(inside, (inputs.log_prob, inputs.old_log_prob, inputs.advantages))
-    optional = inside(inputs.rollout_log_prob), inside(inputs.entropy), inputs.group
-    free = saturate(current - old)
-    free_ratio = free.exp()
-    log_ratio = free
+    log_prob = keep_inside(inputs.log_prob)
+    old_log_prob = keep_inside(inputs.old_log_prob)
+    advantages = keep_inside(inputs.advantages)
+    rollout_log_prob = keep_inside(inputs.rollout_log_prob)
+    entropy = keep_inside(inputs.entropy)
+    free_log_ratio = saturate(log_prob - old_log_prob)
+    free_ratio = free_log_ratio.exp()
+    log_ratio = free_log_ratio
     ratio = free_ratio
     if log_ratio_clamp is not None:
-        log_ratio = free.clamp(-log_ratio_clamp, log_ratio_clamp)
+        log_ratio = free_log_ratio.clamp(-log_ratio_clamp, log_ratio_clamp)
+        # The ratio is clamped itself, so that a single exponential serves both.
         ratio = free_ratio.clamp(math.exp(-log_ratio_clamp), math.exp(log_ratio_clamp))
-    return Tokens(current, old, advantages, mask, log_ratio, ratio, free_ratio, log_ratio == free, *optional)
+    return Tokens(
+        log_prob=log_prob,
+        old_log_prob=old_log_prob,
+        advantages=advantages,
+        mask=mask,
+        log_ratio=log_ratio,
+        ratio=ratio,
+        free_ratio=free_ratio,
+        unclamped=log_ratio == free_log_ratio,
+        rollout_log_prob=rollout_log_prob,
+        entropy=entropy,
+        group=inputs.group,
+    )
