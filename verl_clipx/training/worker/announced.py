@@ -42,14 +42,17 @@ class Announced:
     """The gradient that the policy's term must have on the log-probabilities of a micro-batch.
 
     Attributes:
-        step, model_output, data: the optimizer step, and the micro-batch as verl's engine gives it, without its graph.
+        step: the optimizer step.
+        model_output: of the micro-batch, as verl's engine gives it, without its graph.
+        data: verl's data of the micro-batch.
         inputs: what the method sees: a mask without what verl's own code rejects, and advantages in Lopti's pass alone.
-        other_tokens, more_tokens: how many tokens are in the mask that verl's trainer should have rejected, or lack
-            there; and whether some are of the first kind.
+        other_tokens: how many tokens are in the mask although verl's trainer should have rejected them, or the reverse.
+        more_tokens: whether some of them are in the mask although verl's trainer should have rejected them.
         resolved: how far a gradient may differ, relative to a token's.
         besides: the gradient of what verl adds to the policy's term, such as a KL term, (tokens,).
         rows: the hashes of its rows by field, from `hash_rows_by_field`.
-        factors, gradients: of the backward passes that reach the loss, and log_prob.
+        factors: what each backward pass that reaches the loss multiplies it by.
+        gradients: the gradient on log_prob of each backward pass that reaches it.
     """
 
     def __init__(self, settings: Settings, record: RunRecord, step: OptimizerStep, model_output: Any, data: Any):
@@ -100,7 +103,7 @@ class Announced:
             self._share = self._share * pad_rows(data["rollout_is_weights"])
 
     def difference(self, gradient: Tensor) -> tuple[float, int]:
-        """Compares the gradient of the whole loss on log_prob, (tokens,), with the announced one.
+        """Compare the gradient of the whole loss on log_prob, (tokens,), with the announced one.
 
         A token is not compared where what is announced is not finite: verl skips such an update.
 
@@ -115,35 +118,40 @@ class Announced:
         return largest_known(differences), int((of_responses & ~differences.isnan()).sum())
 
     def at_ratio_1(self) -> Tensor:
-        """Returns the gradient that the policy's term would have at F = 1, but for its sign, (tokens,)."""
+        """Return the gradient that the policy's term would have at F = 1, but for its sign, (tokens,)."""
         return self._in_output(tokens_in(*self._formulas, self.inputs).advantages)
 
     def sums(self) -> Tensor:
-        """Returns what this micro-batch adds to an update's sums, float64.
+        """Return what this micro-batch adds to an update's sums.
 
-        These are the numbers of the sequences, of the tokens that verl counts, of those that the method counts and of
-        those that are selected; then the method's statistics.
+        Returns:
+            float64: the numbers of the sequences, of the tokens that verl counts, of those that the method counts and
+            of those that are selected; then the method's statistics.
         """
-        planned = self.step.statistics
         whole = self.data["response_mask"]
+        counted = whole if self.inputs.counted is None else self.inputs.counted
+        counted_by_verl = self.data.get("loss_mask", whole)
+        sequences = torch.ones(len(self._selected))
+        masks = [sequences, counted_by_verl, counted, self._selected]
+        counts = torch.stack([pad_rows(mask).sum(dtype=torch.float64).cpu() for mask in masks])
         inputs = self.inputs
         if self.step.decided_from is DecidedFrom.RATIO_ONE:
             inputs = self._at_ratio_1._replace(mask=remaining(self._settings.mask, self._at_ratio_1))
-        first = None if planned is None else planned[: self._settings.method.statistics_size]
-        counted = whole if self.inputs.counted is None else self.inputs.counted
-        masks = torch.ones(len(self._selected)), self.data.get("loss_mask", whole), counted, self._selected
-        tokens = torch.stack([pad_rows(mask).sum(dtype=torch.float64).cpu() for mask in masks])
-        return torch.cat([tokens, token_statistics(*self._formulas, inputs, first).cpu()])
+        first_stage = None
+        if self.step.statistics is not None:
+            first_stage = self.step.statistics[: self._settings.method.statistics_size]
+        statistics = token_statistics(*self._formulas, inputs, first_stage)
+        return torch.cat([counts, statistics.cpu()])
 
     def rollout_apart(self) -> float:
-        """Returns the largest distance of a token's old_log_prob from the rollout's log-probability, in nats."""
+        """Return the largest distance of a token's old_log_prob from the rollout's log-probability, in nats."""
         if "rollout_log_probs" not in self.data:
             return 0.0
         mask, old, rollout = fields_in(self.data, "response_mask", "old_log_probs", "rollout_log_probs")
         return float((old - rollout).where(mask.bool(), 0).abs().max())
 
     def weights_apart(self, normaliser: float | None) -> tuple[float, float | None, Tensor]:
-        """Compares the weights of verl's rollout correction with those that verl's own code gives.
+        """Compare the weights of verl's rollout correction with those that verl's own code gives.
 
         Args:
             normaliser: what the weights are divided by, where verl normalises them; None: these weights tell it.
@@ -175,18 +183,22 @@ class Announced:
         return float(apart.max()), normaliser, sums / bool(whole_rows(correction, self.data).all())
 
     def bounds_apart(self, *decisions: Tensor) -> float:
-        """Returns the largest difference of the bounds under two decisions, relative to half the first ones' width."""
-        both = []
+        """Return the largest difference of the bounds under two decisions, relative to half the first ones' width."""
+        bounds_of_decisions = []
         for decision in decisions:
             bounds = apply(*self._formulas, self.inputs, decision).bounds
-            both.append(torch.stack([torch.as_tensor(bound, dtype=torch.float64) for bound in bounds]))
-        first, second = both
-        half = ((first[1] - first[0]) / 2).nan_to_num(1.0, posinf=1.0).clamp(min=1e-12)
-        # Infinite ones are equal.
-        return float(torch.where(first == second, 0.0, (first - second).abs() / half).max())
+            bounds_of_decisions.append(torch.stack([torch.as_tensor(bound, dtype=torch.float64) for bound in bounds]))
+        first, second = bounds_of_decisions
+        low, high = first
+        half_width = ((high - low) / 2).nan_to_num(1.0, posinf=1.0).clamp(min=1e-12)
+        # Two infinite bounds are equal, but their difference is NaN.
+        difference = torch.where(first == second, 0.0, (first - second).abs() / half_width)
+        return float(difference.max())
 
     def probe(self, number: int) -> "Announced":
-        """Announces the gradient of a copy with ratios near which one begins or ends, and |A| from 0.01 to 100.
+        """Announce the gradient of a copy with made-up log-ratios, close to where tokens cease to have one.
+
+        The magnitudes of the copy's advantages are from 0.01 to 100.
 
         On the way from one draw of log-ratios to another, tokens cease to have a gradient or begin to have one: that is
         at a bound, whatever it acts on. What goes this way by itself is by turns each of `Moving`.
@@ -264,7 +276,7 @@ class Announced:
         return Announced(self._settings, self._record, self.step, output, copy)
 
     def _with_log_probs(self, values: Tensor) -> dict[str, Any]:
-        """Returns the model's output with other log-probabilities of the response tokens, (sequences, length)."""
+        """Return the model's output with other log-probabilities of the response tokens, (sequences, length)."""
         log_probs = self.model_output["log_probs"]
         in_output = in_model_output(values.to(log_probs.dtype), self.data, len(flat(log_probs)))
         nothing_kept = torch.zeros_like(in_output, dtype=torch.bool)
@@ -273,7 +285,7 @@ class Announced:
     def _narrow(
         self, made_up: Callable[[Tensor], Inputs], moving: Moving, start: Tensor, halvings: int
     ) -> tuple[Tensor, Tensor]:
-        """Narrows the way from 0 to 1 around the first place at which a token's gradient begins or ends.
+        """Narrow the way from 0 to 1 around the first place at which a token's gradient begins or ends.
 
         Args:
             made_up: returns the tokens at a place on the way.
@@ -289,24 +301,25 @@ class Announced:
         has_gradient_at_start = self._weighted(made_up(low)) != 0
         for _ in range(halvings):
             middle = (low + high) / 2
-            same = (self._weighted(made_up(middle)) != 0) == has_gradient_at_start
+            is_unchanged = (self._weighted(made_up(middle)) != 0) == has_gradient_at_start
+            # Tokens that move together go on only if none of them has changed.
             if moving is not Moving.TOKENS:
-                same = same.all(-1, keepdim=True)
+                is_unchanged = is_unchanged.all(-1, keepdim=True)
             if moving in (Moving.BATCH, Moving.BALANCE):
-                same = same.all(-2, keepdim=True)
-            low = torch.where(same, middle, low)
-            high = torch.where(same, high, middle)
+                is_unchanged = is_unchanged.all(-2, keepdim=True)
+            low = torch.where(is_unchanged, middle, low)
+            high = torch.where(is_unchanged, high, middle)
         return low, high
 
     def _gradient(self, moved: float) -> Tensor:
-        """Returns the gradient with log_prob moved by some nats, (tokens,); NaN where an input is not finite."""
+        """Return the gradient with log_prob moved by some nats, (tokens,); NaN where an input is not finite."""
         inputs = self.inputs._replace(log_prob=self.inputs.log_prob + moved)
         return self._in_output(-self._weighted(inputs).where(self._kept, 0.0))
 
     def _weighted(self, inputs: Inputs) -> Tensor:
-        """Returns F * A of the tokens under the step's decision, or under their own if it has none."""
+        """Return F * A of the tokens under the step's decision, or under their own if it has none."""
         return apply(*self._formulas, inputs, self.step.decision).weighted
 
     def _in_output(self, values: Tensor) -> Tensor:
-        """Puts values of tokens, each times its share in the loss, where the model's output for them stands."""
+        """Put values of tokens, each times its share in the loss, where the model's output for them stands."""
         return in_model_output(values * self._share, self.data, len(flat(self.model_output["log_probs"])))
