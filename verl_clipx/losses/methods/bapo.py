@@ -95,7 +95,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
     weight: str = parameter(
         "old",
         choice("old", "rollout", "none"),
-        "the probability that weighs a token's contribution: the old policy's, the rollout's, or none (release)",
+        "the probability that multiplies a token's contribution: the old policy's, the rollout's, or none (release)",
         "paper",
     )
     first: str = parameter("upper", choice("upper", "lower"), "the bound that moves first (paper: upper)", "paper")

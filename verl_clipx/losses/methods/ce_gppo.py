@@ -24,10 +24,10 @@ class CeGppo(FixedBounds, name="ce_gppo", source="CE-GPPO (arXiv 2509.20712), in
     bounds_width = Width()
 
     beta_low: float = parameter(
-        0.75, number(at_least=0, at_most=10), "scale of the weight of tokens below the lower bound, A < 0", "paper"
+        0.75, number(at_least=0, at_most=10), "factor of the weight of tokens with A < 0 below the lower bound", "paper"
     )
     beta_high: float = parameter(
-        1.0, number(at_least=0, at_most=10), "scale of the weight of tokens above the upper bound, A > 0", "paper"
+        1.0, number(at_least=0, at_most=10), "factor of the weight of tokens with A > 0 above the upper bound", "paper"
     )
     dual_clip: float | None = dual_clip_parameter(None, "paper")
 

@@ -55,7 +55,7 @@ class Cppo(ConstantWeight, name="cppo", source="CPPO (arXiv 2606.10968v2), Eq. 8
     weight_last: float = parameter(0.8, number(above=0, at_most=1), "the last token's weight; the first has 1", "paper")
     budget: float = parameter(0.02, number(at_least=0, at_most=1), "the smallest budget of a prefix's mean", "paper")
     budget_factor: float = parameter(
-        2.0, number(at_least=1, at_most=100), "the largest budget is so many times the smallest", "paper"
+        2.0, number(at_least=1, at_most=100), "the largest budget, as a multiple of the smallest", "paper"
     )
     length: int | None = parameter(
         None,

@@ -51,7 +51,8 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
     divergence: str = parameter(
         "tv",
         choice("tv", "kl"),
-        "of the sampled token against all others: tv (total variation) or kl (of the old policy from the current)",
+        "the divergence of the sampled token against all others: tv (total variation) or kl (of the old policy from "
+        "the current)",
         "paper",
     )
     threshold_low: float | None = threshold_parameter("low", "A < 0 whose probability fell")
