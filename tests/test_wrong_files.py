@@ -55,7 +55,7 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def folder(whole, tmp_path, monkeypatch):
     # Drawing takes seconds and reads no file.
-    monkeypatch.setattr("verl_clipx.analysis.report.page.draw", lambda analysis: [])
+    monkeypatch.setattr("verl_clipx.analysis.report.page.draw_plates", lambda analysis: [])
     copy = tmp_path / "all"
     shutil.copytree(whole, copy)
     config = copy / "evaluation" / "config.json"
@@ -137,7 +137,7 @@ def test_what_no_command_reads_is_refused_and_named(door, folder):
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Path:
     """A run with traces; drawing takes seconds and is another test's."""
-    monkeypatch.setattr("verl_clipx.analysis.report.page.draw", lambda analysis: [])
+    monkeypatch.setattr("verl_clipx.analysis.report.page.draw_plates", lambda analysis: [])
     return write_run(tmp_path / "run", "acpo", steps=2)
 
 
