@@ -4,8 +4,8 @@ Every key that verl's losses, aggregation, distillation and rollout correction r
 (scripts/verl_loss_keys.py finds these keys in verl's source). A node that contains such keys has no row as a whole, so
 that a key that a new verl adds to it has no row, and a test names it.
 
-What a clip key of verl's means to a method stands in the method's class (`parameter(…, verl=)`); what becomes of it in
-a run is `takeover`'s. Importing this is cheap.
+What a clip key of verl's means to a method stands in the method's class (`parameter(…, verl=)`). `takeover.py` decides
+what becomes of it in a run. Importing this is cheap.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -82,7 +82,11 @@ def declare_all(fate: str, reader: str, below: str, *names: str, **row: Any) -> 
 
 
 def refuses(name: str) -> Callable[[Test], Test]:
-    """Puts a test on a key's row."""
+    """Puts the decorated test on a key's row.
+
+    The test's docstring says when the key is refused. It is the key's line in docs/support.md
+    (scripts/key_tables.py).
+    """
 
     def put(test: Test) -> Test:
         ROWS[name] = ROWS[name]._replace(refusal=test)
@@ -210,7 +214,7 @@ BYPASS = declare(f"{OF_CORRECTION}.bypass_mode", READ_BY_VERL, CORRECTION, None)
 ROLLOUT_IS = declare(f"{OF_CORRECTION}.rollout_is", READ_BY_VERL, CORRECTION, None)
 # The keys that go with verl's weights, and with its rejection.
 WITH_ROLLOUT_IS = declare_all(
-    *(READ_BY_VERL, CORRECTION, OF_CORRECTION, "rollout_is_threshold", "rollout_is_batch_normalize"), default=None
+    READ_BY_VERL, CORRECTION, OF_CORRECTION, "rollout_is_threshold", "rollout_is_batch_normalize", default=None
 )
 ROLLOUT_RS = declare(f"{OF_CORRECTION}.rollout_rs", READ_BY_VERL, CORRECTION, None)
 WITH_ROLLOUT_RS = declare_all(READ_BY_VERL, CORRECTION, OF_CORRECTION, "rollout_rs_threshold", default=None)
@@ -332,9 +336,19 @@ DISTILLATION = declare("distillation.enabled", READ_BY_VERL, BESIDE, None)
 DISTILLATION_LOSS = declare(f"{OF_DISTILLATION}.loss_mode", READ_BY_VERL, BESIDE, None)
 DISTILLATION_COEFFICIENT = declare(f"{OF_DISTILLATION}.distillation_loss_coef", READ_BY_VERL, BESIDE, None)
 declare_all(
-    *(READ_BY_VERL, BESIDE, OF_DISTILLATION, "topk", "loss_max_clamp", "log_prob_min_clamp", "use_policy_gradient"),
-    *("policy_loss_mode", "clip_ratio", "clip_ratio_low", "clip_ratio_high"),
-    *("use_chunked_topk", "chunked_topk_chunk_size"),
+    READ_BY_VERL,
+    BESIDE,
+    OF_DISTILLATION,
+    "topk",
+    "loss_max_clamp",
+    "log_prob_min_clamp",
+    "use_policy_gradient",
+    "policy_loss_mode",
+    "clip_ratio",
+    "clip_ratio_low",
+    "clip_ratio_high",
+    "use_chunked_topk",
+    "chunked_topk_chunk_size",
 )
 
 
@@ -561,7 +575,13 @@ def sampling_of(values: Values) -> Sampling:
 
 
 class Mismatch(NamedTuple):
-    """By which keys and values the rollout's log-probabilities are not the trainer's for the same weights."""
+    """Why the rollout's log-probabilities are not the trainer's, although the weights are the same.
+
+    Args:
+        settings: the keys that make the difference, with their values; the one to change is first.
+        effect: what they do to the log-probabilities, as it continues a sentence.
+        remedy: what to set, as a sentence without its full stop.
+    """
 
     settings: dict[str, Any]
     effect: str
@@ -572,7 +592,14 @@ class Mismatch(NamedTuple):
 
 
 def log_prob_mismatch(sampling: Sampling, engine: str | None) -> Mismatch | None:
-    """Says why the rollout's log-probabilities are of another distribution than the trainer's; None if they aren't.
+    """Returns why the rollout's log-probabilities are of another distribution than the trainer's.
+
+    It is None if they are of the same one. Otherwise one of four reasons holds:
+
+    - The server is not vLLM or that of +hardware=cpu, and sampling is truncated: the result depends on its version.
+    - The server returns processed log-probabilities, and sampling is truncated.
+    - The server returns logits.
+    - The server returns raw log-probabilities, and the temperature is not 1.
 
     The trainer divides the logits by the temperature and takes the softmax over the whole vocabulary. vLLM and the
     server of +hardware=cpu return what logprobs_mode says. verl does not pass this key to other servers.
@@ -586,77 +613,124 @@ def log_prob_mismatch(sampling: Sampling, engine: str | None) -> Mismatch | None
     from_all = ", ".join(f"{ROLLOUT}.{name}={WHOLE[name]}" for name in sampling.truncates)
     off = "over the tokens that truncation keeps, and the trainer's are over the whole vocabulary"
     if engine not in ("vllm", "cpu"):
-        effect = (
-            f"depending on the version of {engine or 'the rollout server'}, its log-probabilities are {off}: every "
-            "ratio is then off by the probability that is kept"
+        if not truncating:
+            return None
+        return Mismatch(
+            settings=truncating,
+            effect=(
+                f"depending on the version of {engine or 'the rollout server'}, its log-probabilities are {off}: every "
+                "ratio is then off by the probability that is kept"
+            ),
+            remedy=f"Set {from_all}",
         )
-        return Mismatch(truncating, effect, f"Set {from_all}") if truncating else None
     key = LOG_PROB_MODE
     mode = sampling.log_probs
     if engine == "vllm" and sampling.log_probs_of_vllm:
         key = LOG_PROB_MODE_OF_VLLM
         mode = sampling.log_probs_of_vllm
     if mode == "processed_logprobs":
-        effect = f"{engine}'s log-probabilities are {off}, so that every ratio is off by the probability that is kept"
+        if not truncating:
+            return None
         remedy = f"Set {from_all}"
         if temperature == 1:
             remedy += f", or {key}=raw_logprobs"
-        return Mismatch({**truncating, key: mode}, effect, remedy) if truncating else None
+        return Mismatch(
+            settings={**truncating, key: mode},
+            effect=(
+                f"{engine}'s log-probabilities are {off}, so that every ratio is off by the probability that is kept"
+            ),
+            remedy=remedy,
+        )
     # null means vLLM's own default, raw_logprobs.
     if mode not in (None, "raw_logprobs"):
-        effect = f"{engine} returns logits in place of log-probabilities"
-        return Mismatch({key: mode}, effect, f"Set {key}=processed_logprobs")
+        return Mismatch(
+            settings={key: mode},
+            effect=f"{engine} returns logits in place of log-probabilities",
+            remedy=f"Set {key}=processed_logprobs",
+        )
     if temperature == 1:
         return None
-    effect = f"{engine}'s log-probabilities are at temperature 1, the trainer's at {temperature}"
     remedy = f"Set {key}=processed_logprobs"
     if truncating:
         remedy += f" and {from_all}"
-    return Mismatch({key: mode, TEMPERATURE: temperature}, effect, remedy)
+    return Mismatch(
+        settings={key: mode, TEMPERATURE: temperature},
+        effect=f"{engine}'s log-probabilities are at temperature 1, the trainer's at {temperature}",
+        remedy=remedy,
+    )
 
 
 @refuses(TOP_P)
-def ratios_are_off(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """top_p, top_k or min_p, if it truncates and the loss uses a ratio to the sampler: the ratio would be wrong"""
+def refuse_wrong_ratio(values: Values, settings: "Settings | Observe") -> Iterator[Refusal]:
+    """top_p, top_k, min_p, temperature or logprobs_mode, if they make the ratio to the sampler in the loss wrong"""
+    if not settings.trains:
+        return
     mismatch = log_prob_mismatch(sampling_of(values), values[ENGINE_NAME])
-    asking = ratio_to_the_rollout_policy(correction_of(values), node)
-    if node.trains and mismatch is not None and asking is not None:
-        (key, value), *others = mismatch.settings.items()
-        beside = ", ".join([asking, *(f"{other}={written(of)}" for other, of in others)])
-        yield Refusal(key, value, f"with {beside}: {mismatch.effect}", f"{mismatch.remedy}.")
+    ratio_setting = ratio_to_the_rollout_policy(correction_of(values), settings)
+    if mismatch is None or ratio_setting is None:
+        return
+    key = next(iter(mismatch.settings))
+    other_settings = [f"{name}={written(value)}" for name, value in mismatch.settings.items() if name != key]
+    yield Refusal(
+        key=key,
+        value=mismatch.settings[key],
+        reason=f"with {', '.join([ratio_setting, *other_settings])}: {mismatch.effect}",
+        advice=f"{mismatch.remedy}.",
+    )
 
 
 @refuses(CALCULATE_LOG_PROBS)
 def no_log_probs(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """False if a correction, bypass mode or the method needs them"""
+    # True, False, or None where the configuration lacks the key: then only the need of the method itself is refused.
     returned = values[CALCULATE_LOG_PROBS]
-    asking = [f"{key}={value}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if (value := values[key])]
-    by_method = asking_for_rollout_log_probs(node) if node.trains else ""
-    if not returned and (by_method or (asking and returned is not None)):
-        reason = f"{', '.join(filter(None, [by_method, *asking]))} needs the rollout's log-probabilities"
-        switch = f" or do without {(by_method or asking[0]).partition('=')[0]}"
-        yield Refusal(CALCULATE_LOG_PROBS, returned, reason, f"Set it to True,{switch}.")
+    if returned:
+        return
+    settings = [f"{key}={values[key]}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if values[key]]
+    method_setting = asking_for_rollout_log_probs(node) if node.trains else ""
+    if method_setting:
+        settings.insert(0, method_setting)
+    elif returned is None:
+        return
+    if settings:
+        switch = settings[0].partition("=")[0]
+        yield Refusal(
+            key=CALCULATE_LOG_PROBS,
+            value=returned,
+            reason=f"{', '.join(settings)} needs the rollout's log-probabilities",
+            advice=f"Set it to True, or do without {switch}.",
+        )
 
 
 def asking_for_rollout_log_probs(node: "Settings") -> str:
     """Returns the key, with its value, that makes a run need the rollout's log-probabilities; empty if none does."""
     method = node.method
     pull = node.pull
-    by_method = "rollout_log_prob" in (method.asks_for if pull is None else method.asks_for_itself)
-    if not by_method and node.mask is not None:
+    # With a pull, `asks_for` names what the pull reads too.
+    asked_by_method = method.asks_for if pull is None else method.asks_for_itself
+    if "rollout_log_prob" in asked_by_method:
+        for key, value in method.parameters.items():
+            if value == "rollout":
+                return f"{NODE}.{key}={value}"
+        return f"{NODE}.method={method.name}"
+    if node.mask is not None:
         return f"{NODE}.mask.rule={node.mask.rule}"
-    if not by_method:
-        return "" if pull is None or pull.anchor != "rollout" else f"{pull.node}.anchor=rollout"
-    asking = [f"{NODE}.{key}={value}" for key, value in method.parameters.items() if value == "rollout"]
-    return (asking or [f"{NODE}.method={method.name}"])[0]
+    if pull is not None and pull.anchor == "rollout":
+        return f"{pull.node}.anchor=rollout"
+    return ""
 
 
 def ratio_to_the_rollout_policy(correction: Correction, node: "Settings | Observe") -> str | None:
     """Returns the key, with its value, that puts a ratio to the rollout policy into the objective, or None."""
-    if node.trains and (asking := asking_for_rollout_log_probs(node)):
-        return asking
-    asking = {BYPASS: correction.bypass, ROLLOUT_IS: correction.weights, ROLLOUT_RS: correction.rejection}
-    return next((f"{key}={value}" for key, value in asking.items() if value), None)
+    if node.trains:
+        setting = asking_for_rollout_log_probs(node)
+        if setting:
+            return setting
+    value_by_key = {BYPASS: correction.bypass, ROLLOUT_IS: correction.weights, ROLLOUT_RS: correction.rejection}
+    for key, value in value_by_key.items():
+        if value:
+            return f"{key}={value}"
+    return None
 
 
 ESTIMATOR = declare_beside("algorithm.adv_estimator", SAMPLES)
