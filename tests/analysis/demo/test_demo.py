@@ -18,7 +18,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from tests.claims.documents import ROOT
-from verl_clipx.analysis.certify.certify import BETWEEN, certify
+from verl_clipx.analysis.certify.certify import SEPARATOR, certify
 from verl_clipx.analysis.demo.files import PAGE, RUNS, SHIPPED
 from verl_clipx.cli import app
 
@@ -55,7 +55,7 @@ def run(*words: str) -> str:
 
 @pytest.mark.slow
 def test_certify_says_of_its_runs_what_its_page_shows():
-    answers = certify([str(SHIPPED / RUNS[0]), BETWEEN, str(SHIPPED / RUNS[1])], [])
+    answers = certify([str(SHIPPED / RUNS[0]), SEPARATOR, str(SHIPPED / RUNS[1])], [])
     (evidence,) = (answer.evidence for answer in answers if answer.question == "the clip acted")
     page = (ROOT / "docs/certify.md").read_text("utf-8")
     # Split at white space, because evidence has narrow spaces before its percent signs.

@@ -351,6 +351,6 @@ def _token_name(node: Any) -> str:
     return _symbolic_name(node.symbol) if isinstance(node, TerminalNode) else ""
 
 
-def _symbolic_name(token: Any) -> str:
-    """Return the name of a token in the grammar; empty for the end of the text."""
-    return PSParser.symbolicNames[token.type] if token.type > 0 else ""
+def _symbolic_name(terminal: Any) -> str:
+    """Return the name of a terminal in the grammar; empty for the end of the text."""
+    return PSParser.symbolicNames[terminal.type] if terminal.type > 0 else ""
