@@ -18,6 +18,7 @@ from tests.analysis.runs.commands import answer
 from verl_clipx.analysis.demo.files import RUNS, SHIPPED
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.run import Run
+from verl_clipx.common.verl_version import verl_version
 from verl_clipx.run.trace_format import read_shards
 
 from .runs import REPOSITORY, SECONDS
@@ -113,7 +114,10 @@ def test_grpo_and_acpo_on_one_page(task, tmp_path):
     assert own["bounds"]["high"]["greatest"] > 1.2001
 
     for name, run in zip(RUNS, (grpo, acpo), strict=True):
-        assert form_of(read_run(SHIPPED / name)) == form_of(run), "old: scripts/demo.py makes the demo's runs anew"
+        shipped = read_run(SHIPPED / name)
+        # Another verl, beside which scripts/test.sh --verl runs this test, logs and composes other keys.
+        if verl_version() == shipped.versions["verl"]:
+            assert form_of(shipped) == form_of(run), "old: scripts/demo.py makes the demo's runs anew"
 
 
 def form_of(run: Run) -> tuple[set[str], ...]:
