@@ -7,7 +7,8 @@
 #                                 property tests draw new examples, as with pytest's --hypothesis-profile=random
 #   bash scripts/test.sh --verl FOLDER   what shows whether the plugin works beside another verl, such as a checkout of
 #                                 its main branch, of which FOLDER is the root: what is relied on, then the quick start,
-#                                 exactness over ranks, a resume, asynchronous trainers. Its packages are this project's
+#                                 exactness over ranks, a resume, asynchronous trainers, and the command lines of verl's
+#                                 example scripts. Its packages are this project's
 # Further arguments go to pytest. WORKERS tests run at a time: 2 by default, 0 for one after the other with its
 # output in order. END_TO_END_VLLM=0 leaves out the runs with vLLM, which --all makes in an environment of their own in
 # .venv-vllm: 2 GB (docs/dev/testing.md).
@@ -34,7 +35,7 @@ case ${1:-} in
         fi
         shift 2
         ;;
-    --help | -h) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --help | -h) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 
 # Containers often set it. Each of some 150 interpreters would then compile 4,000 modules anew: 11 s of imports, not 5.
@@ -74,7 +75,7 @@ if [[ -n $verl ]]; then
         tests/training/worker/test_verl_contract.py tests/common/test_verl_contract.py tests/training/cpu \
         tests/training/worker/test_declared_columns.py tests/run/test_verl_keys.py
 
-    say "tests beside $verl: trainings"
+    say "tests beside $verl: trainings, and verl's example scripts by Hydra"
     options=tests/end_to_end/test_options.py
     beside python -m pytest --durations=0 --durations-min=1 -n "$WORKERS" --dist loadfile "$@" \
         tests/end_to_end/test_quickstart.py::test_grpo_and_acpo_on_one_page \
@@ -84,7 +85,8 @@ if [[ -n $verl ]]; then
         "$options::test_the_older_trainer_with_reinforce_plus_plus" \
         "$options::test_a_rollout_apart_with_rloo_and_rollout_correction" \
         "$options::test_one_step_off_policy_trains_the_loss_in_its_bypass_mode" \
-        "$options::test_fully_async_policy"
+        "$options::test_fully_async_policy" \
+        tests/claims/test_verl_examples.py::test_hydra_gives_what_is_written_down
     say "everything passed beside $verl"
     exit
 fi
