@@ -85,10 +85,9 @@ class Cppo(ConstantWeight, name="cppo", source="CPPO (arXiv 2606.10968v2), Eq. 8
         smallest_budget = self.budget
         largest_budget = self.budget * self.budget_factor
         budget = quantile(divergence, t.mask, QUANTILE).clamp(smallest_budget, largest_budget)
-        # b w - w D of each token, of which the tokens before a token sum to b W - S.
         unused_budget = where(t.mask, budget * weight - weight * divergence, 0.0)
-        unused_before = unused_budget.cumsum(-1) - unused_budget
-        limit = self.threshold + unused_before.clamp(max=0.0)
+        # b W - S, over the tokens before this one. It has no name, so that its memory is free again at once.
+        limit = self.threshold + (unused_budget.cumsum(-1) - unused_budget).clamp(max=0.0)
         # Where the prefix has used everything the limit is 0: only tokens that move back keep their gradient.
         high = limit.clamp(min=0.0) / weight
         return Bounds(-high, high)

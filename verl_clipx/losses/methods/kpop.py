@@ -47,11 +47,19 @@ class Kpop(MovedTooFar, name="kpop", source="KPop (Ring 2.6's notes, May 2026), 
         """The larger of KL(p, q) and KL(q, p), below 0 where the token became less likely: (sequences, length)."""
         p = t.log_prob.exp().clamp(SMALLEST, 1 - SMALLEST)
         q = t.old_log_prob.exp().clamp(SMALLEST, 1 - SMALLEST)
-        log_ratio = p.log() - q.log()
-        # Of all other tokens, whose probabilities are 1 - p and 1 - q: here log((1 - q) / (1 - p)).
-        log_ratio_of_others = (-q).log1p() - (-p).log1p()
-        kl_pq = p * log_ratio - (1 - p) * log_ratio_of_others
-        kl_qp = (1 - q) * log_ratio_of_others - q * log_ratio
-        # A divergence is never negative, but rounding can put it a little below 0.
-        larger = kl_pq.maximum(kl_qp).clamp(min=0.0)
+        larger = larger_divergence(p, q)
         return where(p < q, -larger, larger)
+
+
+def larger_divergence(p: Tensor, q: Tensor) -> Tensor:
+    """Return the larger of KL(p, q) and KL(q, p), for a token against all others together: (sequences, length).
+
+    It is a function of its own so that the memory of both divergences is free again where it returns.
+    """
+    log_ratio = p.log() - q.log()
+    # Of all other tokens, whose probabilities are 1 - p and 1 - q: here log((1 - q) / (1 - p)).
+    log_ratio_of_others = (-q).log1p() - (-p).log1p()
+    kl_pq = p * log_ratio - (1 - p) * log_ratio_of_others
+    kl_qp = (1 - q) * log_ratio_of_others - q * log_ratio
+    # A divergence is never negative, but rounding can put it a little below 0.
+    return kl_pq.maximum(kl_qp).clamp(min=0.0)
