@@ -10,17 +10,17 @@ kept apart. Writes the list of rules in docs/reading.md and the tables of docs/d
 as it is made. A trend may warn while a run trains if no beginning of a healthy log met its rule.
 """
 
-import argparse
 import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy
 import pandas
+import typer
 
 from verl_clipx.analysis.diagnose.diagnosis import diagnose, keys_missing_for, missing_in
 from verl_clipx.analysis.diagnose.parting import part
@@ -439,25 +439,23 @@ def having_in_words(key: str) -> str:
     return f"{key}: in {len(having)} of {len(runs)} healthy logs."
 
 
-def main() -> None:
-    """Writes the pages' parts, or prints what is asked for."""
-    parser = argparse.ArgumentParser()
-    chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--rules", action="store_true")
-    chosen.add_argument("--rule", metavar="NAME")
-    chosen.add_argument("--has", metavar="KEY")
-    words = parser.parse_args()
-    if words.rule is not None:
-        print(alarms_in_words(words.rule))
+def main(
+    rules: Annotated[bool, typer.Option("--rules", help="Only write the list of rules in docs/reading.md.")] = False,
+    rule: Annotated[str | None, typer.Option(help="Only print how many healthy logs meet this rule.")] = None,
+    has: Annotated[str | None, typer.Option(help="Only print how many healthy logs have this metric or key.")] = None,
+) -> None:
+    """Writes the list of rules and the tables of the evidence, or prints one count."""
+    if rule is not None:
+        print(alarms_in_words(rule))
         return
-    if words.has is not None:
-        print(having_in_words(words.has))
+    if has is not None:
+        print(having_in_words(has))
         return
     put(LIST, "rules", rule_list())
-    if not words.rules:
+    if not rules:
         for name, table in tables():
             put(PAGE, name, table)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
