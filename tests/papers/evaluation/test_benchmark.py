@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verl_clipx.papers.evaluation.benchmark import read_benchmark, read_benchmarks
+from verl_clipx.papers.evaluation.benchmark import read_benchmark, read_benchmarks, sources_of
 
 ROW = {"data_source": "s", "prompt": [{"role": "user", "content": "x"}], "reward_model": {"ground_truth": "1"}}
 
@@ -28,10 +28,34 @@ def test_rows_in_verls_schema_become_questions(inputs, tmp_path):
         ([{**ROW, "reward_model": {"style": "rule"}}], "b", "row 0: reward_model has no ground_truth"),
         ([{**ROW, "extra_info": "x"}], "b", "row 0: extra_info is x"),
         ([], "b", "contains no question"),
-        *(([ROW], name, "becomes a folder") for name in ("a/b", "..")),
+        *(([ROW], name, "a folder gets this name") for name in ("a/b", "..")),
     ],
 )
 def test_files_that_are_no_benchmark_are_refused(tmp_path, rows, name, message):
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "odd.parquet")
     with pytest.raises(ValueError, match=message):
         read_benchmark(tmp_path / "odd.parquet", name)
+
+
+def test_a_path_with_an_equals_sign_is_a_path_with_and_without_a_name(tmp_path):
+    path = tmp_path / "lr=1e-6" / "test.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.Table.from_pylist([ROW]), path)
+    benchmarks = read_benchmarks([str(path), f"sums={path}"])
+    assert [(benchmark.name, benchmark.path) for benchmark in benchmarks] == [("test", path), ("sums", path)]
+
+
+def test_a_file_of_another_format_has_changed(tmp_path):
+    path = tmp_path / "test.parquet"
+    pq.write_table(pa.Table.from_pylist([ROW]), path)
+    sha256 = read_benchmark(path, "test").sha256
+    pq.write_table(pa.table({"other": [1]}), path)
+    with pytest.raises(ValueError, match="has changed since benchmark test was evaluated"):
+        read_benchmark(path, "test", sha256)
+
+
+def test_a_question_without_any_source_says_so(tmp_path):
+    path = tmp_path / "test.parquet"
+    pq.write_table(pa.Table.from_pylist([ROW]), path)
+    with pytest.raises(ValueError, match="row 0; there are no keys"):
+        sources_of(read_benchmark(path, "test"), "family")

@@ -66,7 +66,7 @@ def results_of(out) -> dict:
 
 
 def completions_of(out, questions: int = 6, seeds=(0,), names=("model", "test")):
-    return read_completions([EvaluationFolder(out).completions(*names, seed) for seed in seeds], questions, 4)
+    return read_completions([EvaluationFolder(out).completions_folder(*names, seed) for seed in seeds], questions, 4)
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +159,20 @@ def test_other_settings_do_not_mix_with_what_is_there(run, whole, tmp_path, chan
     others = {"model": lambda: save_model(tmp_path / "model", seed=1), "questions": lambda: save_questions(tmp_path, 5)}
     (first, *_), more = change, {key: other() for key, other in others.items() if key in change}
     message = run(whole, *([] if first in others else change), code=1, **more)
-    assert named in message and "Set another --out" in message
+    assert named in message and "Choose another folder with --out" in message
     assert (whole / "results.json").read_bytes() == before
+
+
+def test_completions_without_their_settings_are_refused(run, copy):
+    config = copy / "config.json"
+    settings = json.loads(config.read_text())
+    # An evaluation of a version that did not record the template.
+    del settings["sampling"]["template"]
+    config.write_text(json.dumps(settings))
+    assert "template was None and is now 'chat'" in run(copy, code=1)
+    config.unlink()
+    message = run(copy, code=1)
+    assert "contains completions, but not the settings of their sampling" in message and "with --out" in message
 
 
 def test_a_run_that_stored_nothing_binds_nobody(run, copy):

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from verl_clipx.papers.evaluation.benchmark import Benchmark
-from verl_clipx.papers.evaluation.scores import MAX_ANSWER_LENGTH, extract_answer, load_member, score_samples
+from verl_clipx.papers.evaluation.scores import MAX_ANSWER_LENGTH, extract_answer, import_object, score_samples
 
 TEXTS = [["<answer>4</answer>", "what?"], ["", "<answer> 7</answer>"]]
 QUESTIONS = [
@@ -51,18 +51,32 @@ def test_scores_keep_every_numeric_part_that_all_have_and_the_answer():
 
 @pytest.mark.parametrize(
     "broken",
-    [lambda **_: 1 / 0, lambda **_: {"acc": 1.0}, lambda **_: "1.0", lambda **_: {"score": 1.0, "x": float("nan")}],
+    [
+        lambda **_: 1 / 0,
+        lambda **_: {"acc": 1.0},
+        lambda **_: "1.0",
+        lambda **_: {"score": 1.0, "x": float("nan")},
+        # Nothing can count votes for a list.
+        lambda **_: {"score": 1.0, "pred": ["4"]},
+    ],
 )
 def test_a_broken_reward_names_the_completion(broken):
     with pytest.raises(RuntimeError, match="benchmark sums, question 0, sample 0"):
         score_samples(SAMPLES, BENCHMARK, broken)
 
 
-def test_members_by_name():
-    assert load_member("verl_clipx.papers.evaluation.scores:extract_answer", "--reward", object) is extract_answer
+def test_objects_by_name():
+    assert import_object("verl_clipx.papers.evaluation.scores:extract_answer", "--reward", object) is extract_answer
     for name in ("verl_clipx.papers.evaluation.scores", ":f", "no.such.module:f", "math:no_such_function", "math:pi"):
         with pytest.raises(ValueError, match=f"--reward {name}"):
-            load_member(name, "--reward", str)
+            import_object(name, "--reward", str)
+
+
+def test_a_module_that_fails_while_it_is_imported_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken_reward.py").write_text("no_such_name")
+    with pytest.raises(ValueError, match=r"--reward broken_reward:f: cannot .*NameError: name 'no_such_name'"):
+        import_object("broken_reward:f", "--reward", object)
 
 
 LAST_ANSWERS = yaml.safe_load(Path(__file__).with_name("last_answers.yaml").read_text())

@@ -109,7 +109,7 @@ def evaluation_of(folder: Path, right: np.ndarray, questions: Path, **changes) -
     }
     evaluation = EvaluationFolder(folder)
     rows = validated_rows(range(count), samples, text=lambda q, s: "right" if right[q, s] else "wrong")
-    write_rows(evaluation.completions("last", "b", 0) / "000000" / "1.jsonl", rows)
+    write_rows(evaluation.completions_folder("last", "b", 0) / "000000" / "1.jsonl", rows)
     evaluation.write_config(config)
     score(evaluation)
     return folder

@@ -12,7 +12,7 @@ import yaml
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from verl_clipx.papers.evaluation.scores import load_member
+from verl_clipx.papers.evaluation.scores import import_object
 from verl_clipx.papers.tasks.countdown import policy as countdown
 from verl_clipx.papers.tasks.countdown.generator import CountdownConfig, generate_problems
 from verl_clipx.papers.tasks.knights_and_knaves import policy as knights_and_knaves
@@ -128,4 +128,4 @@ BAD = yaml.safe_load(Path(__file__).with_name("bad_values.yaml").read_text())
 )
 def test_a_bad_value_is_named_with_its_key(settings, key, value):
     with pytest.raises(ValueError, match=f"^{re.escape(f'{key}={value!r} ')}"):
-        load_member(settings, "settings", type)(**{key: value})
+        import_object(settings, "settings", type)(**{key: value})

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from verl_clipx.papers.evaluation.scores import load_member
+from verl_clipx.papers.evaluation.scores import import_object
 from verl_clipx.papers.tasks.catalog import definitions
 from verl_clipx.papers.tasks.reward import PARTS, check_ground_truth, compute_score, compute_score_for_evaluation
 
@@ -50,7 +50,7 @@ EARNED = yaml.safe_load(Path(__file__).with_name("earned.yaml").read_text())
 )
 def test_what_a_response_earns(task, response, values):
     of_task = EARNED[task]
-    reward = load_member(of_task["reward"], "reward", object)
+    reward = import_object(of_task["reward"], "reward", object)
     parts = reward(task, response, of_task["truth"], extra_info={}, more=1)
     assert parts == pytest.approx(dict(zip(of_task["parts"], values, strict=True)))
 

@@ -177,7 +177,7 @@ def _score_and_print(
         console.print(table)
         if reported["no_interval"]:
             console.print_line(f"No intervals: {reported['no_interval']}.")
-    console.print_line(f"Intervals: {results['interval']}. All results: {folder.results}")
+    console.print_line(f"Intervals: {results['interval']}. All results: {folder.results_path}")
 
 
 def shown_metrics(metrics: Iterable[str], all_metrics: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""Estimators over questions and samples.
+"""Estimates accuracy over questions and samples.
 
 Questions are the independent units: an estimator returns one value per question, ``[questions]`` float64 in [0, 1], and
 confidence intervals are computed over questions, never over samples.
@@ -13,7 +13,7 @@ import pandas
 QuestionValues = dict[str, np.ndarray]
 """Arrays ``[questions]`` by metric."""
 
-PART = "reward/"
+PART_PREFIX = "reward/"
 """Prefix of the columns of scores that hold the reward function's output."""
 
 CORRECT_PARTS = ("correct", "acc", "score")
@@ -29,23 +29,28 @@ def pass_at_k(correct: np.ndarray, k: int) -> np.ndarray:
     Args:
         correct: ``[questions, n]`` bool.
         k: number of draws, 1 to n.
+
+    Raises:
+        ValueError: k is not from 1 to n.
     """
     correct = np.asarray(correct, dtype=bool)
     samples = correct.shape[1]
     if not 1 <= k <= samples:
         raise ValueError(f"k={k}: pass@k needs 1 <= k <= {samples}, the number of samples for each question")
-    right = correct.sum(axis=1)
+    correct_count = correct.sum(axis=1)
     # The chance that all k draws are wrong: draw i = 0 … k - 1 picks one of n - c - i wrong samples among n - i.
-    drawn = np.arange(k)
-    all_wrong = np.clip(samples - right[:, None] - drawn, 0, None) / (samples - drawn)
-    return 1.0 - all_wrong.prod(axis=1)
+    draws_before = np.arange(k)
+    wrong_left = np.clip(samples - correct_count[:, None] - draws_before, 0, None)
+    chance_of_wrong = wrong_left / (samples - draws_before)
+    return 1.0 - chance_of_wrong.prod(axis=1)
 
 
 def best_at_k(correct: np.ndarray, k: int) -> np.ndarray:
     """Return best@k per question: the chance that k draws with replacement from its n samples include a correct one.
 
-    With c correct samples this is 1 - (1 - c / n)^k, which verl's validation estimates as `best@k/mean` from 1,000
-    random draws. At k = n it is up to 0.37 lower than pass@k, since draws repeat samples.
+    With c correct samples this is 1 - (1 - c / n)^k. verl's validation estimates it as `best@k/mean` from 1,000 random
+    draws. At k = n it is up to 0.37 lower than pass@k, because draws repeat samples. Its expectation depends on n; that
+    of pass@k does not.
 
     Args:
         correct: ``[questions, n]`` bool.
@@ -57,20 +62,26 @@ def best_at_k(correct: np.ndarray, k: int) -> np.ndarray:
 def majority_at_k(answers: Sequence[Sequence[str | None]], correct: np.ndarray) -> np.ndarray:
     """Return maj@k per question: whether the sample picked by a majority vote over the answers is correct.
 
-    The vote picks the first sample with the most frequent answer. Ties go to the answer that was given first, a rule
-    that depends only on the order of the samples, which are exchangeable.
+    The vote picks the first sample with the most frequent answer. Ties go to the answer that was given first. The
+    samples are drawn independently, so their order favours no answer.
 
     Args:
         answers: the answers of each question's k samples; a sample without an answer (None) does not vote.
         correct: ``[questions, k]`` bool.
+
+    Returns:
+        ``[questions]`` float64, 1.0 or 0.0; 0.0 for a question without any answer.
     """
-    picked = np.zeros(len(answers))
-    for question, of_samples in enumerate(answers):
+    is_correct = np.zeros(len(answers))
+    for question, sample_answers in enumerate(answers):
         # Counter keeps the order of first appearance, and most_common breaks ties in that order.
-        votes = Counter(answer for answer in of_samples if answer is not None).most_common(1)
-        if votes:
-            picked[question] = correct[question][list(of_samples).index(votes[0][0])]
-    return picked
+        votes = Counter(answer for answer in sample_answers if answer is not None)
+        if not votes:
+            continue
+        ((winner, _),) = votes.most_common(1)
+        picked_sample = list(sample_answers).index(winner)
+        is_correct[question] = correct[question][picked_sample]
+    return is_correct
 
 
 def question_values(scores: pandas.DataFrame) -> QuestionValues:
@@ -91,18 +102,27 @@ def question_values(scores: pandas.DataFrame) -> QuestionValues:
     k = len(scores) // questions
 
     def by_question(column: pandas.Series) -> np.ndarray:
+        """Return a column as ``[questions, k]``."""
         return column.to_numpy().reshape(questions, k)
 
-    deciding = next(PART + part for part in CORRECT_PARTS if PART + part in scores)
-    correct = by_question(scores[deciding] >= 1)
-    answers = [[None if pandas.isna(one) else one for one in row] for row in by_question(scores["answer"])]
+    # Every reward has the part `score`, so one of them exists.
+    deciding_part = next(PART_PREFIX + part for part in CORRECT_PARTS if PART_PREFIX + part in scores)
+    correct = by_question(scores[deciding_part] >= 1)
+    answers = []
+    for row in by_question(scores["answer"]):
+        answers.append([None if pandas.isna(answer) else answer for answer in row])
     powers_of_two = [1 << exponent for exponent in range(k.bit_length())]
     values = {f"avg@{k}": correct.mean(axis=1)}
-    values |= {f"pass@{draws}": pass_at_k(correct, draws) for draws in powers_of_two}
-    values |= {f"best@{draws}": best_at_k(correct, draws) for draws in powers_of_two}
+    for draws in powers_of_two:
+        values[f"pass@{draws}"] = pass_at_k(correct, draws)
+    for draws in powers_of_two:
+        values[f"best@{draws}"] = best_at_k(correct, draws)
     values[f"maj@{k}"] = majority_at_k(answers, correct)
-    means = {column: scores[column] for column in ("length", "truncated")}
-    if PART + "format" in scores:
-        means["format"] = scores[PART + "format"] > 0
-    means |= {column: scores[column] for column in scores if column.startswith(PART)}
-    return values | {metric: by_question(column).mean(axis=1) for metric, column in means.items()}
+    values["length"] = by_question(scores["length"]).mean(axis=1)
+    values["truncated"] = by_question(scores["truncated"]).mean(axis=1)
+    if PART_PREFIX + "format" in scores:
+        values["format"] = by_question(scores[PART_PREFIX + "format"] > 0).mean(axis=1)
+    for column in scores:
+        if column.startswith(PART_PREFIX):
+            values[column] = by_question(scores[column]).mean(axis=1)
+    return values

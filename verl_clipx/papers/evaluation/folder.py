@@ -1,6 +1,7 @@
 """The files of an evaluation: configuration, results, and the responses that verl's validation wrote.
 
-These are in one folder for each seed and chunk of questions: `<checkpoint>/<benchmark>/completions/seed-0/000000`.
+The responses are in one folder for each seed and chunk of questions, such as
+`<checkpoint>/<benchmark>/completions/seed-0/000000`.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,21 +16,31 @@ from verl_clipx.common.files import check_shape, parse_json, read_json_object, r
 from verl_clipx.papers.versions import PACKAGES
 
 # The parts of a configuration and of results that are read again.
-CONFIG = {
+CONFIG_SHAPE = {
     "model": str,
     "protocol": str,
     "checkpoints": {str: {"step": int | None, "fingerprint": str}},
     "benchmarks": {str: {"path": str, "sha256": str, "questions": int}},
-    "sampling": {"samples": int, "seeds": [int], **dict.fromkeys(("max_tokens", "temperature", "top_p"), int | float)},
+    "sampling": {
+        "samples": int,
+        "seeds": [int],
+        "max_tokens": int | float,
+        "temperature": int | float,
+        "top_p": int | float,
+    },
     "reward": str,
     "versions": dict,
 }
-NUMBER = {"mean": int | float, "low": int | float | None, "high": int | float | None}
-RESULTS = {"config": CONFIG, "benchmarks": {str: {"result": {str: NUMBER}, "values": {str: [int | float]}}}}
+ESTIMATE_SHAPE = {"mean": int | float, "low": int | float | None, "high": int | float | None}
+RESULTS_SHAPE = {
+    "config": CONFIG_SHAPE,
+    "benchmarks": {str: {"result": {str: ESTIMATE_SHAPE}, "values": {str: [int | float]}}},
+}
 
-# What a line of verl's file must hold: the agent loop's record, and the response without special tokens.
-ROW = {"index": int, "sample": int, "seed": int, "output": str, "length": int, "truncated": bool}
-RENAMED = {"index": "question", "output": "text"}
+# The keys of a line in verl's file: the agent loop's record, and as "output" the response without special tokens.
+RESPONSE_SHAPE = {"index": int, "sample": int, "seed": int, "output": str, "length": int, "truncated": bool}
+# From a key of verl's to the name of the column here.
+RENAMED_COLUMNS = {"index": "question", "output": "text"}
 
 UNFINISHED = "unfinished"
 """In a seed's folder, where verl writes the responses of a chunk until they are complete; the next chunk clears it."""
@@ -42,73 +53,110 @@ class EvaluationFolder:
     path: Path
 
     @property
-    def config(self) -> Path:
-        """Returns the evaluation's settings, as JSON."""
+    def config_path(self) -> Path:
+        """The JSON file with the evaluation's settings."""
         return self.path / "config.json"
 
     @property
-    def results(self) -> Path:
-        """The estimates, as JSON."""
+    def results_path(self) -> Path:
+        """The JSON file with the estimates."""
         return self.path / "results.json"
 
-    def completions(self, checkpoint: str, benchmark: str, seed: int) -> Path:
-        """A checkpoint's completions on a benchmark, a folder for each chunk that is called by its first question."""
+    def completions_folder(self, checkpoint: str, benchmark: str, seed: int) -> Path:
+        """Return the folder of a checkpoint's completions on a benchmark.
+
+        It has one folder for each chunk, named by the index of the chunk's first question.
+        """
         return self.path / checkpoint / benchmark / "completions" / f"seed-{seed}"
 
-    def scores(self, checkpoint: str, benchmark: str) -> Path:
-        """Scores of these completions."""
+    def scores_path(self, checkpoint: str, benchmark: str) -> Path:
+        """Return the Parquet file with the scores of a checkpoint's completions on a benchmark."""
         return self.path / checkpoint / benchmark / "scores.parquet"
 
-    def claim(self, config: dict[str, Any]) -> None:
-        """Record the configuration of completions that will be sampled.
+    def write_sampling_config(self, config: dict[str, Any]) -> None:
+        """Write the configuration before sampling, and delete the results of an earlier scoring.
+
+        Args:
+            config: has at least the keys of CONFIG_SHAPE.
 
         Raises:
-            ValueError: there are completions that depend on something else; the message names each difference.
+            OSError: the configuration cannot be read or written.
+            ValueError: the folder has completions of which the settings are not known, or which were sampled with other
+                settings, models, benchmarks or versions. The message names each difference.
         """
-        if any(self.path.glob("*/*/completions/seed-*/[0-9]*")):
-            was = _origin(self.read_config())
-            now = _origin(config)
-            different = [f"{key} was {was[key]!r} and is now {now[key]!r}" for key in now if was[key] != now[key]]
-            if different:
+        # A folder with a number is a finished chunk; see UNFINISHED.
+        has_completions = any(self.path.glob("*/*/completions/seed-*/[0-9]*"))
+        if has_completions:
+            if not self.config_path.exists():
                 raise ValueError(
-                    f"{self.path} contains completions of another evaluation ({'; '.join(different)}). "
-                    "Set another --out"
+                    f"{self.path} contains completions, but not the settings of their sampling (config.json). "
+                    "Choose another folder with --out"
+                )
+            recorded = _settings_of_completions(self.read_config())
+            wanted = _settings_of_completions(config)
+            differences = []
+            for key, value in wanted.items():
+                recorded_value = recorded.get(key)
+                if recorded_value != value:
+                    differences.append(f"{key} was {recorded_value!r} and is now {value!r}")
+            if differences:
+                raise ValueError(
+                    f"{self.path} contains completions of another evaluation ({'; '.join(differences)}). "
+                    "Choose another folder with --out"
                 )
         self.write_config(config)
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Record a configuration; results of an earlier one must not be mistaken for its own, and go."""
-        self.results.unlink(missing_ok=True)
-        write_json(self.config, config)
+        """Write a configuration. Delete the results, because they belong to an earlier configuration."""
+        self.results_path.unlink(missing_ok=True)
+        write_json(self.config_path, config)
 
     def read_config(self) -> dict[str, Any]:
-        """The configuration of the evaluation."""
-        if not self.config.exists():
+        """Read the configuration of the evaluation.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: the file is damaged.
+        """
+        if not self.config_path.exists():
             raise FileNotFoundError(
                 f"{self.path}: contains no evaluation (config.json); make one with `clipx papers eval run`"
             )
-        return read_json_object(self.config, CONFIG)
+        return read_json_object(self.config_path, CONFIG_SHAPE)
 
     def read_results(self) -> dict[str, Any]:
-        """The results. Without them, the scores may come from two rewards, because scoring was interrupted."""
-        if not self.results.exists():
+        """Read the results.
+
+        If scoring was interrupted there are none, and the files of scores may come from different rewards.
+
+        Raises:
+            FileNotFoundError: there are none.
+            ValueError: the file is damaged.
+        """
+        if not self.results_path.exists():
             raise FileNotFoundError(f"{self.path}: not scored yet; run `clipx papers eval score` on it")
-        return read_json_object(self.results, RESULTS)
+        return read_json_object(self.results_path, RESULTS_SHAPE)
 
 
-def _origin(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns all that completions depend on, but no seeds, because more can be added, nor what scores depend on."""
+def _settings_of_completions(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that determine the completions of a seed.
+
+    The seeds are left out, because a later command may add some. So are the settings of the scoring.
+    """
     sampling = config["sampling"]
-    models = config["checkpoints"]
-    benchmarks = config["benchmarks"]
+    models = {}
+    for label, checkpoint in config["checkpoints"].items():
+        models[label] = [checkpoint["fingerprint"], checkpoint.get("loaded")]
+    hashes = {name: benchmark["sha256"] for name, benchmark in config["benchmarks"].items()}
+    # Nodes, GPUs and the like may differ when an evaluation goes on, unless they change how a checkpoint is loaded.
+    overrides = [override for override in config.get("overrides", []) if not override.startswith("trainer.")]
     return {
         **sampling,
         "seeds": None,
         "samples": sampling["samples"] // len(sampling["seeds"]),
-        "model": {label: [one["fingerprint"], one.get("loaded")] for label, one in models.items()},
-        "benchmark": {name: one["sha256"] for name, one in benchmarks.items()},
-        # Nodes, GPUs and the like may differ when an evaluation goes on.
-        "overrides": [override for override in config.get("overrides", []) if not override.startswith("trainer.")],
+        "model": models,
+        "benchmark": hashes,
+        "overrides": overrides,
         "versions": {package: config["versions"].get(package) for package in PACKAGES},
     }
 
@@ -119,6 +167,7 @@ def read_responses(
     """Read the responses of a seed's finished chunks, or of one run.
 
     Args:
+        folder: of the seed, or of the run.
         samples: samples of each question.
         questions: rows of the benchmark that must have responses; None for those that have some.
         files: pattern of verl's files in the folder.
@@ -132,26 +181,44 @@ def read_responses(
     rows = []
     for path in sorted(folder.glob(files)):
         for number, line in enumerate(read_lines(path), 1):
-            rows.append(parse_json(line, f"{path}, line {number}"))
-            check_shape(path, rows[-1], ROW)
-    table = pandas.DataFrame(rows, columns=list(ROW)).rename(columns=RENAMED)
+            response = parse_json(line, f"{path}, line {number}")
+            check_shape(path, response, RESPONSE_SHAPE)
+            rows.append(response)
+    table = pandas.DataFrame(rows, columns=list(RESPONSE_SHAPE)).rename(columns=RENAMED_COLUMNS)
     table = table.sort_values(["question", "sample"], ignore_index=True)
-    questions = sorted(set(table["question"]) if questions is None else questions)
-    if list(zip(table["question"], table["sample"], strict=True)) != list(product(questions, range(samples))):
+    if questions is None:
+        questions = set(table["question"])
+    questions = sorted(questions)
+    present = list(zip(table["question"], table["sample"], strict=True))
+    wanted = list(product(questions, range(samples)))
+    if present != wanted:
         raise ValueError(
             f"{folder}: {len(table)} responses, not exactly {samples} to each of {len(questions)} questions. "
-            "Repeat the same `clipx papers eval run` command to finish them, without a chunk that has too few or "
-            "too many"
+            "Repeat the same `clipx papers eval run` command to sample what is missing. If it refuses a chunk with too "
+            "few or too many responses, remove that chunk's folder first"
         )
     return table
 
 
 def pending_chunks(folder: Path, questions: int, samples: int, size: int) -> list[list[int]]:
-    """Return the questions that a seed has not answered yet, in chunks of at most `size` responses."""
+    """Return the questions that a seed has not answered yet, in chunks.
+
+    Args:
+        folder: of the seed.
+        questions: number of questions of the benchmark.
+        samples: samples of each question.
+        size: the largest number of responses of a chunk. A chunk has at least one question.
+
+    Returns:
+        For each chunk the rows of its questions, in ascending order.
+
+    Raises:
+        ValueError: as for `read_responses`.
+    """
     answered = set(read_responses(folder, samples)["question"])
     left = [question for question in range(questions) if question not in answered]
-    size = max(1, size // samples)
-    return [left[start : start + size] for start in range(0, len(left), size)]
+    questions_of_chunk = max(1, size // samples)
+    return [left[start : start + questions_of_chunk] for start in range(0, len(left), questions_of_chunk)]
 
 
 def read_completions(folders: Sequence[Path], questions: int, samples: int) -> pandas.DataFrame:
@@ -163,8 +230,14 @@ def read_completions(folders: Sequence[Path], questions: int, samples: int) -> p
         samples: samples per question and seed.
 
     Returns:
-        ``questions * samples * len(folders)`` rows; see `read_responses`, which says what is refused.
+        ``questions * samples * len(folders)`` rows with the columns of `read_responses`. The numbers of the samples go
+        on from one seed to the next.
+
+    Raises:
+        ValueError: as for `read_responses`.
     """
-    tables = [read_responses(folder, samples, range(questions)) for folder in folders]
-    tables = [table.assign(sample=table["sample"] + place * samples) for place, table in enumerate(tables)]
+    tables = []
+    for place, folder in enumerate(folders):
+        table = read_responses(folder, samples, range(questions))
+        tables.append(table.assign(sample=table["sample"] + place * samples))
     return pandas.concat(tables).sort_values(["question", "sample"], ignore_index=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from verl_clipx.papers.evaluation.benchmark import Benchmark
-from verl_clipx.papers.evaluation.scores import load_member
+from verl_clipx.papers.evaluation.scores import import_object
 
 TEMPLATES = {"chat": None, "plain": "{% for message in messages %}{{ message['content'] }}{% endfor %}"}
 """By the value of --template: the tokenizer's own, and the messages' text alone, as base models are trained."""
@@ -28,7 +28,9 @@ class PromptFormat:
 
 def load_template(name: str) -> str | None:
     """Return the chat template that --template names; see `SamplingSettings` and `PromptFormat`."""
-    return TEMPLATES[name] if name in TEMPLATES else load_member(name, "--template", str)
+    if name in TEMPLATES:
+        return TEMPLATES[name]
+    return import_object(name, "--template", str)
 
 
 def read_prompt_format(folder: str, benchmark: Benchmark, template: str | None, max_tokens: int) -> PromptFormat:

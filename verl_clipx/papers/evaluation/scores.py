@@ -4,7 +4,7 @@ import math
 import pkgutil
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import asdict
 from numbers import Real
 from pathlib import Path
@@ -17,39 +17,45 @@ from verl_clipx.common.files import replacing, write_json
 from verl_clipx.common.statistics.estimate import estimate
 from verl_clipx.common.statistics.variance import too_few_units
 from verl_clipx.papers.evaluation.benchmark import Benchmark, read_benchmark, sources_of
-from verl_clipx.papers.evaluation.estimators import PART, QuestionValues, question_values
+from verl_clipx.papers.evaluation.estimators import PART_PREFIX, QuestionValues, question_values
 from verl_clipx.papers.evaluation.folder import EvaluationFolder, read_completions
 from verl_clipx.papers.responses import final_part, find_last_boxed, tagged_answer
 
 MAX_ANSWER_LENGTH = 2000
+"""In characters. A longer text does not vote."""
 
 
-def load_member(name: str, option: str, kind: Any) -> Any:
-    """Import a function or a constant.
+def import_object(name: str, option: str, expected_type: Any) -> Any:
+    """Import what an option of the command line names, such as a reward function.
 
     Args:
-        name: `package.module:name`; modules of the working directory count.
-        kind: type of what is wanted.
+        name: `package.module:name`. Modules in the working directory are found, too.
+        option: the option that gave the name, for error messages.
+        expected_type: the type that the object must have.
 
     Raises:
-        ValueError: the name is malformed, or there is no such module or member of this type.
+        ValueError: the module cannot be imported, has no such name, or what it has is of another type.
     """
+    # The command clipx does not put the working directory on the path, as `python -m` does.
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        member = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{option} {name}: cannot import it as package.module:name ({error})") from error
-    if not isinstance(member, kind):
-        raise ValueError(f"{option} {name}: is of the type {type(member).__name__}, not {kind.__name__}")
-    return member
+        imported = pkgutil.resolve_name(name)
+    # A module of the user's may raise anything while it is imported.
+    except Exception as error:
+        raise ValueError(
+            f"{option} {name}: cannot import it as package.module:name ({type(error).__name__}: {error})"
+        ) from error
+    if not isinstance(imported, expected_type):
+        raise ValueError(f"{option} {name}: is of the type {type(imported).__name__}, not {expected_type.__name__}")
+    return imported
 
 
 def load_reward(name: str, benchmarks: list[Benchmark], cluster: str | None) -> Callable[..., Any]:
     """Load a reward function, and raise errors that would otherwise surface only after all completions were sampled.
 
     Args:
-        name: the reward function as `package.module:name`; see `load_member`.
+        name: the reward function as `package.module:name`; see `import_object`.
         benchmarks: the questions that it will score.
         cluster: the key of extra_info that each question must have, or None.
 
@@ -57,10 +63,10 @@ def load_reward(name: str, benchmarks: list[Benchmark], cluster: str | None) -> 
         ValueError: there is no such function, a question lacks the cluster's key, or the reward cannot use a
             question's ground truth.
     """
-    reward = load_member(name, "--reward", Callable)
+    reward = import_object(name, "--reward", Callable)
     for benchmark in benchmarks:
         if cluster:
-            # Only for the error that it raises where a question lacks the key.
+            # Called only to raise ValueError if a question lacks the key.
             sources_of(benchmark, cluster)
         _check_ground_truths(benchmark, reward)
     return reward
@@ -69,8 +75,8 @@ def load_reward(name: str, benchmarks: list[Benchmark], cluster: str | None) -> 
 def _check_ground_truths(benchmark: Benchmark, reward: Callable[..., Any]) -> None:
     """Raise ValueError for a ground truth that the reward cannot use.
 
-    This is what `check_ground_truth(data_source, ground_truth)` in the reward's module raises; a module need not have
-    this function.
+    The check is the function `check_ground_truth(data_source, ground_truth)` in the reward's module. Without that
+    function, nothing is checked.
     """
     check = getattr(sys.modules[reward.__module__], "check_ground_truth", None)
     if check is None:
@@ -79,14 +85,16 @@ def _check_ground_truths(benchmark: Benchmark, reward: Callable[..., Any]) -> No
         try:
             check(question["data_source"], question["reward_model"]["ground_truth"])
         except ValueError as error:
-            raise ValueError(f"--benchmark {benchmark.path}, row {row}: {error}") from None
+            raise ValueError(f"{benchmark.path}, row {row}: {error}") from None
 
 
 def score(folder: EvaluationFolder, reward: str | None = None, cluster: str | None = None) -> dict[str, Any]:
-    """Score all completions and write the results.
+    """Score all completions of an evaluation and write the results.
 
     Args:
-        reward, cluster: in place of the configured ones.
+        folder: the evaluation.
+        reward: the name of a reward function; None for the one in the evaluation's configuration.
+        cluster: the key of extra_info that holds a question's source; None for the one in the configuration.
 
     Returns:
         The configuration and, per benchmark, the estimates of every checkpoint and of the protocol.
@@ -96,48 +104,69 @@ def score(folder: EvaluationFolder, reward: str | None = None, cluster: str | No
         RuntimeError: see `score_samples`.
     """
     config = folder.read_config()
-    config |= {"reward": reward or config["reward"], "cluster": cluster or config.get("cluster")}
-    benchmarks = [
-        read_benchmark(Path(entry["path"]), name, entry["sha256"]) for name, entry in config["benchmarks"].items()
-    ]
-    function = load_reward(config["reward"], benchmarks, config["cluster"])
+    config["reward"] = reward or config["reward"]
+    config["cluster"] = cluster or config.get("cluster")
+    benchmarks = []
+    for name, benchmark_config in config["benchmarks"].items():
+        benchmarks.append(read_benchmark(Path(benchmark_config["path"]), name, benchmark_config["sha256"]))
+    reward_function = load_reward(config["reward"], benchmarks, config["cluster"])
     folder.write_config(config)
-    seeds = config["sampling"]["seeds"]
     field = config["cluster"]
-    over = f"clusters of questions by {field}" if field else "questions"
-    results: dict[str, Any] = {"config": config, "interval": f"95 %, Student's t over {over}", "benchmarks": {}}
+    units = f"clusters of questions by {field}" if field else "questions"
+    results: dict[str, Any] = {"config": config, "interval": f"95 %, Student's t over {units}", "benchmarks": {}}
     for benchmark in benchmarks:
-        name = benchmark.name
-        questions = len(benchmark.questions)
         clusters = np.asarray(sources_of(benchmark, field)) if field else None
-        config["benchmarks"][name]["clusters"] = None if clusters is None else clusters.tolist()
-        values: dict[str, QuestionValues] = {}
-        for label in config["checkpoints"]:
-            of_seeds = [folder.completions(label, name, seed) for seed in seeds]
-            completions = read_completions(of_seeds, questions, config["sampling"]["samples"] // len(seeds))
-            scores = score_samples(completions, benchmark, function)
-            with replacing(folder.scores(label, name)) as partial:
-                scores.to_parquet(partial, index=False)
-            values[label] = question_values(scores)
-        metrics = next(iter(values.values()))
-        combined = {
-            metric: np.mean([values_of_checkpoint[metric] for values_of_checkpoint in values.values()], axis=0)
-            for metric in metrics
-        }
-        results["benchmarks"][name] = {
-            "questions": questions,
-            "no_interval": too_few_units(questions, clusters),
-            "result": _estimates(combined, clusters),
-            "values": {metric: column.tolist() for metric, column in combined.items()},
-            "checkpoints": {
-                label: _estimates(values_of_checkpoint, clusters) for label, values_of_checkpoint in values.items()
-            },
-        }
-    write_json(folder.results, results)
+        config["benchmarks"][benchmark.name]["clusters"] = None if clusters is None else clusters.tolist()
+        results["benchmarks"][benchmark.name] = _score_benchmark(folder, config, benchmark, reward_function, clusters)
+    write_json(folder.results_path, results)
     return results
 
 
+def _score_benchmark(
+    folder: EvaluationFolder,
+    config: dict[str, Any],
+    benchmark: Benchmark,
+    reward: Callable[..., Any],
+    clusters: np.ndarray | None,
+) -> dict[str, Any]:
+    """Score the completions of all checkpoints on a benchmark, and write the scores.
+
+    Args:
+        config: the evaluation's configuration.
+        clusters: ``[questions]`` sources; None for independent questions.
+
+    Returns:
+        The benchmark's part of the results.
+    """
+    seeds = config["sampling"]["seeds"]
+    samples = config["sampling"]["samples"] // len(seeds)
+    values: dict[str, QuestionValues] = {}
+    for label in config["checkpoints"]:
+        seed_folders = [folder.completions_folder(label, benchmark.name, seed) for seed in seeds]
+        completions = read_completions(seed_folders, len(benchmark.questions), samples)
+        scores = score_samples(completions, benchmark, reward)
+        with replacing(folder.scores_path(label, benchmark.name)) as partial:
+            scores.to_parquet(partial, index=False)
+        values[label] = question_values(scores)
+    # The protocol's value of a question is the mean over its checkpoints.
+    first_values = next(iter(values.values()))
+    combined = {}
+    for metric in first_values:
+        combined[metric] = np.mean([checkpoint_values[metric] for checkpoint_values in values.values()], axis=0)
+    estimates_by_checkpoint = {}
+    for label, checkpoint_values in values.items():
+        estimates_by_checkpoint[label] = _estimates(checkpoint_values, clusters)
+    return {
+        "questions": len(benchmark.questions),
+        "no_interval": too_few_units(len(benchmark.questions), clusters),
+        "result": _estimates(combined, clusters),
+        "values": {metric: column.tolist() for metric, column in combined.items()},
+        "checkpoints": estimates_by_checkpoint,
+    }
+
+
 def _estimates(values: QuestionValues, clusters: np.ndarray | None) -> dict[str, dict[str, float | None]]:
+    """Return each metric's mean over questions with the ends of its interval, as JSON values."""
     return {metric: asdict(estimate(column, clusters)) for metric, column in values.items()}
 
 
@@ -146,6 +175,7 @@ def score_samples(samples: pandas.DataFrame, benchmark: Benchmark, reward: Calla
 
     Args:
         samples: from `read_completions`.
+        benchmark: the questions that the completions answer.
         reward: called with data_source, solution_str, ground_truth, extra_info; returns a number or a dict with the key
             "score". Numbers in a dict are kept; keys that some completions lack are left out. If the dict has "pred",
             this is the answer that votes, as in verl's validation.
@@ -154,7 +184,8 @@ def score_samples(samples: pandas.DataFrame, benchmark: Benchmark, reward: Calla
         The samples with the column `answer` in place of `text`, and a float column `reward/<part>` for every part.
 
     Raises:
-        RuntimeError: the reward raised, or did not return a finite number; the message names the completion.
+        RuntimeError: the reward raised an exception, or returned a score that is not a finite number or an answer that
+            cannot vote; the message names the completion.
     """
     answers = []
     numbers = []
@@ -168,20 +199,39 @@ def score_samples(samples: pandas.DataFrame, benchmark: Benchmark, reward: Calla
                 extra_info=dict(question["extra_info"]),
             )
             parts = returned if isinstance(returned, dict) else {"score": returned}
-            answers.append(parts["pred"] if "pred" in parts else extract_answer(sample.text))
+            answers.append(_answer(parts, sample.text))
             numbers.append(_numbers(parts))
         except Exception as error:
             raise RuntimeError(
                 f"the reward failed on benchmark {benchmark.name}, question {sample.question}, sample {sample.sample} "
-                f"({type(error).__name__}: {error}). All completions are kept. Fix it and run "
+                f"({type(error).__name__}: {error}). All completions are kept. Fix the reward and run "
                 "`clipx papers eval score`."
             ) from error
-    # All numbers are finite, so that NaN stands only where a key is lacking.
-    of_all = pandas.DataFrame(numbers).dropna(axis="columns").add_prefix(PART)
-    return samples.drop(columns="text").assign(answer=answers).join(of_all)
+    # All numbers are finite, so a NaN stands only where a completion lacks a key.
+    parts_of_all = pandas.DataFrame(numbers).dropna(axis="columns").add_prefix(PART_PREFIX)
+    return samples.drop(columns="text").assign(answer=answers).join(parts_of_all)
+
+
+def _answer(parts: dict[str, Any], text: str) -> Any:
+    """Return the answer that votes: the one that the reward returns, or else the last one in the response.
+
+    Raises:
+        ValueError: votes for the reward's answer cannot be counted, because it is not hashable, such as a list.
+    """
+    if "pred" not in parts:
+        return extract_answer(text)
+    answer = parts["pred"]
+    if not isinstance(answer, Hashable):
+        raise ValueError(f"returned pred={answer!r}, for which votes cannot be counted; it must be a text or a number")
+    return answer
 
 
 def _numbers(parts: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers among the parts of a reward.
+
+    Raises:
+        ValueError: one of them is not finite, or there is no number `score`.
+    """
     numbers = {key: float(value) for key, value in parts.items() if isinstance(value, Real)}
     if "score" not in numbers or not all(map(math.isfinite, numbers.values())):
         raise ValueError(f"returned {parts!r}, which is not a finite number `score` with other finite numbers")
@@ -200,4 +250,7 @@ def extract_answer(text: str) -> str | None:
     """
     tagged = tagged_answer(text, MAX_ANSWER_LENGTH)
     boxed = find_last_boxed(final_part(text) if tagged is None else tagged, MAX_ANSWER_LENGTH)
-    return re.sub(r"\s+", "", (tagged if boxed is None else boxed) or "") or None
+    answer = tagged if boxed is None else boxed
+    if answer is None:
+        return None
+    return re.sub(r"\s+", "", answer) or None

@@ -152,11 +152,11 @@ def sample(
         },
         "versions": versions_here() | {"math-verify": installed_version("math-verify")},
     }
-    folder.claim(config)
+    folder.write_sampling_config(config)
     for (label, name), run in runs.items():
         questions = len(run.benchmark.questions)
         for seed in sampling.seeds:
-            completions = folder.completions(label, name, seed)
+            completions = folder.completions_folder(label, name, seed)
             for chunk in pending_chunks(completions, questions, sampling.samples, chunk_size):
                 say(
                     f"{label} on {name}, seed {seed}: {len(chunk)} of {questions} questions, from number {chunk[0]} "

@@ -388,7 +388,7 @@ def _versions_of_evaluation(table: Table, cells: Cells, run: RunFolder) -> dict[
     for row, column in cells:
         for benchmark in table.benchmarks_of(row, column):
             evaluation = evaluation_folder(run.path, benchmark)
-            if evaluation.results.exists():
+            if evaluation.results_path.exists():
                 return evaluation.read_results()["config"]["versions"]
     return {}
 

@@ -211,7 +211,7 @@ def read_evaluation(table: Table, row: Row, run: RunFolder, benchmark: str, metr
 def _read_checked_results(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str, Any]:
     """Return an evaluation's results after checking that they match the table; see `read_evaluation`."""
     evaluation = evaluation_folder(run.path, benchmark)
-    if not evaluation.results.exists():
+    if not evaluation.results_path.exists():
         raise MissingNumber(f"no evaluation/{benchmark}/results.json")
     results = evaluation.read_results()
     config = results["config"]

@@ -219,7 +219,7 @@ def _evaluation_jobs(
                 kind=EVALUATE,
                 label=f"{folder.name} on {benchmark}",
                 command=_evaluation_command(table, places, row, benchmark, model, folder),
-                done=evaluation_folder(folder, benchmark).results.exists(),
+                done=evaluation_folder(folder, benchmark).results_path.exists(),
             )
     return list(jobs.values())
 
