@@ -62,6 +62,9 @@ def test_a_runs_finished_checkpoints_in_order_of_training(tmp_path):
     assert [one.step for one in find_checkpoints(str(tmp_path))] == [3, 20, 100]
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")
     assert [one.label for one in find_checkpoints(str(tmp_path))] == ["global_step_3", "global_step_20"]
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint is complete.* step 2 is the newest"):
+        find_checkpoints(str(tmp_path))
 
 
 def test_one_checkpoint_a_model_by_folder_or_id_and_nothing(model, actor, tmp_path):
@@ -92,6 +95,23 @@ def test_a_base_for_a_whole_model_is_refused(model):
     (found,) = find_checkpoints(str(model))
     with pytest.raises(ValueError, match="is a whole model, so leave out"):
         find_weights(found, 1, "/base")
+
+
+def test_a_base_for_a_model_on_the_hub_is_refused_before_the_download(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("it was downloaded"))
+    (found,) = find_checkpoints("Qwen/Qwen2.5-7B")
+    with pytest.raises(ValueError, match="is a whole model, so leave out"):
+        find_weights(found, 1, "/base")
+
+
+def test_a_name_that_is_neither_a_folder_nor_on_the_hub_says_both(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError("404 Client Error")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    (found,) = find_checkpoints("runs/checkpoints")
+    with pytest.raises(OSError, match=r"runs/checkpoints: there is no such folder, and no model.* 404 Client Error"):
+        find_weights(found, 1, None)
 
 
 def test_shards_are_merged_once_and_again_when_they_change(actor, monkeypatch):

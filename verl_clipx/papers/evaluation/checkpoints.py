@@ -1,4 +1,4 @@
-"""Finds a run's checkpoints, and what verl loads of each: its shards, or a model in Hugging Face format."""
+"""Finds a run's checkpoints, and what verl loads for each: its shards, or a model in Hugging Face format."""
 
 import hashlib
 import re
@@ -13,9 +13,10 @@ from verl_clipx.run.keys import MODEL_PATH
 from verl_clipx.run.run_files import LATEST, STEP_FOLDER
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-OF_LORA = ("lora_adapter", "lora_train_meta.json")
+# verl writes these beside the shards if it trains LoRA adapters.
+LORA_FILES = ("lora_adapter", "lora_train_meta.json")
 MERGED_FOLDER = "merged_huggingface"
-# Hidden, since it is not part of the model.
+# In a merged model, the file with the fingerprint of its checkpoint. It is hidden, because it is not part of the model.
 SOURCE_FILE = ".merged_from"
 # Files that a model repository on the hub may contain but that are never loaded.
 IGNORED_HUB_FILES = ["*.pth", "*.pt", "*.gguf", "*.onnx", "*.msgpack", "*.h5", "original/*"]
@@ -47,6 +48,9 @@ def find_checkpoints(model: str) -> list[Checkpoint]:
 
     Returns:
         At least one checkpoint. Steps of a run's folder that verl had not finished writing are left out.
+
+    Raises:
+        FileNotFoundError: nothing of this kind is there, or no checkpoint is complete.
     """
     folder = Path(model)
     if not folder.exists() and _HUB_ID.fullmatch(model):
@@ -54,20 +58,28 @@ def find_checkpoints(model: str) -> list[Checkpoint]:
     folder = folder.resolve()
     if (folder / "config.json").is_file():
         return [Checkpoint(label=folder.name, step=None, source=str(folder))]
+    is_one_step = (folder / "actor").is_dir()
+    step_folders = [folder] if is_one_step else folder.glob("global_step_*")
     checkpoints = []
-    for path in [folder] if (folder / "actor").is_dir() else folder.glob("global_step_*"):
-        step = STEP_FOLDER.fullmatch(path.name)
-        if step and (path / "actor").is_dir():
-            checkpoints.append(Checkpoint(label=path.name, step=int(step[1]), source=str(path / "actor")))
-    # verl writes this once a checkpoint is complete.
-    if (folder / LATEST).exists():
-        last = read_whole_number(folder / LATEST)
-        checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.step <= last]
+    for step_folder in step_folders:
+        match = STEP_FOLDER.fullmatch(step_folder.name)
+        actor = step_folder / "actor"
+        if match and actor.is_dir():
+            checkpoints.append(Checkpoint(label=step_folder.name, step=int(match[1]), source=str(actor)))
     if not checkpoints:
         raise FileNotFoundError(
             f"{model}: neither a model's folder (config.json), nor a verl checkpoint (global_step_<N>/actor), nor an "
             "id on the hub"
         )
+    # verl writes the step of the newest complete checkpoint into this file.
+    if (folder / LATEST).exists():
+        last_step = read_whole_number(folder / LATEST)
+        checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.step <= last_step]
+        if not checkpoints:
+            raise FileNotFoundError(
+                f"{model}: no checkpoint is complete. {LATEST} says that step {last_step} is the newest complete one, "
+                "and all folders global_step_<N> are of later steps"
+            )
     return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 
 
@@ -78,8 +90,10 @@ class Weights:
     Args:
         model: a folder in Hugging Face format.
         tokenizer: where the tokenizer and the model's configuration are.
-        resume_from: verl's folder `global_step_<N>`, whose shards replace the model's weights; None to leave them.
-        fingerprint: hash of the weights.
+        resume_from: verl's folder `global_step_<N>`, whose shards replace the model's weights; None to keep the model's
+            own weights.
+        fingerprint: hash of the folder with the weights; see `fingerprint_of_folder`. For shards it includes the
+            optimizer's files.
     """
 
     model: str
@@ -89,15 +103,16 @@ class Weights:
 
 
 def find_weights(checkpoint: Checkpoint, ranks: int, base: str | None) -> Weights:
-    """Return what verl loads: a model, or the base model and the checkpoint's shards on it.
+    """Return what verl loads: either a whole model, or the base model whose weights the checkpoint's shards replace.
 
-    verl reads shards only on as many ranks as wrote them, and only onto the model that they were trained from. If the
-    ranks are another number, or that model is not known, verl's merger makes a model of the shards, in bfloat16.
+    verl can read shards only with the number of ranks that wrote them, and only into the model that the training
+    started from. If the number of ranks differs or that model is not known, verl's merger turns the shards into a
+    model, in bfloat16.
 
     Args:
-        checkpoint: the one that is evaluated.
+        checkpoint: what is evaluated.
         ranks: number of ranks that will load the weights.
-        base: the model that was trained; None if it is not known, or if the checkpoint is a whole model.
+        base: the model that the training started from; None if it is not known, or if the checkpoint is a whole model.
 
     Raises:
         ValueError: the checkpoint is from Megatron, or contains LoRA adapters, or `base` is given for a whole model.
@@ -105,27 +120,56 @@ def find_weights(checkpoint: Checkpoint, ranks: int, base: str | None) -> Weight
         RuntimeError: the merger failed; the message contains the end of its output.
     """
     folder = Path(checkpoint.source)
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        folder = Path(snapshot_download(checkpoint.source, ignore_patterns=IGNORED_HUB_FILES))
-    saved = folder / "huggingface"
-    if _has_weights(saved):
-        folder = saved
+    is_on_hub = not folder.is_dir()
+    # verl always writes the tokenizer and the configuration here. If checkpoint.save_contents has hf_model, it writes
+    # the weights, too.
+    huggingface = folder / "huggingface"
+    if _has_weights(huggingface):
+        folder = huggingface
+    is_whole_model = is_on_hub or (folder / "config.json").is_file()
+    # Before a download, which may take long.
+    if is_whole_model and base is not None:
+        raise ValueError(
+            f"{MODEL_PATH}={base}: {checkpoint.source} is a whole model, so leave out the model that its training "
+            "started from"
+        )
+    if is_on_hub:
+        folder = _download(checkpoint.source)
     fingerprint = fingerprint_of_folder(folder)
     if (folder / "config.json").is_file():
-        if base is not None:
-            raise ValueError(f"{MODEL_PATH}={base}: {folder} is a whole model, so leave out the model it began from")
         return Weights(model=str(folder), tokenizer=str(folder), resume_from=None, fingerprint=fingerprint)
-    if not (folder / "fsdp_config.json").is_file() or any((folder / name).exists() for name in OF_LORA):
+    if not (folder / "fsdp_config.json").is_file():
         raise ValueError(
-            f"{folder}: not an FSDP checkpoint, or one with LoRA adapters. Make a model of it with `python -m "
-            "verl.model_merger merge --backend megatron` or peft's merge_and_unload, and evaluate that folder"
+            f"{folder}: not an FSDP checkpoint. If Megatron wrote it, merge it with `python -m verl.model_merger merge "
+            "--backend megatron` and evaluate the folder that this writes"
         )
-    if base is not None and read_json_object(folder / "fsdp_config.json").get("world_size") == ranks:
-        return Weights(model=base, tokenizer=str(saved), resume_from=str(folder.parent), fingerprint=fingerprint)
+    if any((folder / name).exists() for name in LORA_FILES):
+        raise ValueError(
+            f"{folder}: has LoRA adapters. Merge them with peft's merge_and_unload and evaluate the folder where you "
+            "save the merged model"
+        )
+    saved_ranks = read_json_object(folder / "fsdp_config.json").get("world_size")
+    if base is not None and saved_ranks == ranks:
+        return Weights(model=base, tokenizer=str(huggingface), resume_from=str(folder.parent), fingerprint=fingerprint)
     merged = str(write_merged_model(folder, fingerprint))
     return Weights(model=merged, tokenizer=merged, resume_from=None, fingerprint=fingerprint)
+
+
+def _download(hub_id: str) -> Path:
+    """Return the folder of a model that is downloaded from the hub, unless it is in the local cache.
+
+    Raises:
+        OSError: the download failed.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, ignore_patterns=IGNORED_HUB_FILES))
+    except OSError as error:
+        # A mistyped relative path may look like an id.
+        raise OSError(
+            f"{hub_id}: there is no such folder, and no model of this name came from the hub. {error}"
+        ) from error
 
 
 def write_merged_model(actor: Path, fingerprint: str) -> Path:
@@ -136,10 +180,15 @@ def write_merged_model(actor: Path, fingerprint: str) -> Path:
 
     Args:
         actor: verl's folder of the checkpoint.
-        fingerprint: hash of the checkpoint, by which the model is known again.
+        fingerprint: hash of the checkpoint. It is stored with the model, and tells a later call whether the model is
+            still the checkpoint's.
 
     Returns:
         The model's folder.
+
+    Raises:
+        OSError: the model cannot be written.
+        RuntimeError: the merger failed; the message contains the end of its output.
     """
     target = actor / MERGED_FOLDER
     if (target / SOURCE_FILE).is_file() and read_text(target / SOURCE_FILE) == fingerprint:
@@ -149,10 +198,10 @@ def write_merged_model(actor: Path, fingerprint: str) -> Path:
         partial.mkdir()
         command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
         command += ["--local_dir", str(actor), "--target_dir", str(partial)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if done.returncode or not _has_weights(partial):
-            tail = "\n".join(done.stdout.splitlines()[-15:])
-            raise RuntimeError(f"verl's merger failed on {actor} (exit code {done.returncode}):\n{tail}")
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if result.returncode or not _has_weights(partial):
+            last_lines = "\n".join(result.stdout.splitlines()[-15:])
+            raise RuntimeError(f"verl's merger failed on {actor} (exit code {result.returncode}):\n{last_lines}")
         write_text(partial / SOURCE_FILE, fingerprint)
     return target
 
@@ -169,7 +218,8 @@ def fingerprint_of_folder(folder: Path) -> str:
     hashed almost instantly.
     """
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
+    visible_files = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
+    for path in sorted(visible_files):
         size = path.stat().st_size
         digest.update(f"{path.name}\x1f{size}\x1f".encode())
         with path.open("rb") as file:
