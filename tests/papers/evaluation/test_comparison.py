@@ -78,11 +78,32 @@ def test_two_checkpoints_with_different_samples_and_those_that_cannot_be_compare
     assert found["avg"]["first"] == pytest.approx(right["a"][0].mean())
     assert found["avg"]["second"] == pytest.approx(right["b"][0][:, :2].mean())
     assert "pass@2" in found and "pass@4" not in found and "maj@4" not in found
+    # The expectation of best@j depends on the number of samples.
+    assert "best@2" not in found and "best@2" in result_of(first) and "best@2" in result_of(second)
     other = evaluation_of(tmp_path / "other", right["b"][0][:8], questions_file(tmp_path, 8))
     text = clipx("papers", "eval", "compare", first, other, code=1)
     assert "benchmark b: the evaluations were made on different" in text
     (other / "results.json").unlink()
     assert "not scored yet" in clipx("papers", "eval", "compare", first, other, code=1)
+
+
+def result_of(evaluation) -> dict:
+    return json.loads((evaluation / "results.json").read_text())["benchmarks"]["b"]["result"]
+
+
+def test_other_settings_of_the_sampling_are_named(methods, tmp_path):
+    folder, questions, right = methods
+    config = json.loads((folder / "b-seed1" / "config.json").read_text())
+    other = evaluation_of(
+        tmp_path / "other", right["b"][0], questions, sampling=config["sampling"] | {"max_tokens": 16, "top_p": 0.5}
+    )
+    text = clipx("papers", "eval", "compare", folder / "a-seed1", other)
+    for setting in (f"max_tokens is 8 in {folder / 'a-seed1'} and 16 in {other}:", "top_p is 1.0 in"):
+        assert setting in text
+    assert text.count("differences may come from this setting.") == 2 and "temperature is" not in text
+    assert "may come from this setting" not in clipx(
+        "papers", "eval", "compare", folder / "a-seed1", folder / "b-seed1"
+    )
 
 
 def test_one_training_twice_is_not_two(methods, tmp_path):
@@ -92,8 +113,8 @@ def test_one_training_twice_is_not_two(methods, tmp_path):
     (tmp_path / "a-seed1").symlink_to(folder / "a-seed1")
     text = clipx("papers", "eval", "compare", tmp_path / "a-seed*", folder / "b-seed1", code=1)
     assert (
-        "are of the same checkpoint, so they are one training and not two. Sample it with both seeds in one evaluation"
-        in text
+        "are of the same checkpoint, so they are one training and not two. Put the samples of both seeds into one "
+        "evaluation of this checkpoint" in text
     )
 
 

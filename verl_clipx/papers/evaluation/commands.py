@@ -214,7 +214,12 @@ def compare(
     """
     with reporting_errors(RuntimeError):
         from verl_clipx.common.files import write_json
-        from verl_clipx.papers.evaluation.comparison import compare_evaluations, find_evaluations, verdicts
+        from verl_clipx.papers.evaluation.comparison import (
+            compare_evaluations,
+            describe_different_sampling,
+            find_evaluations,
+            verdicts,
+        )
 
         first_folders = find_evaluations(first)
         second_folders = find_evaluations(second)
@@ -222,6 +227,8 @@ def compare(
         for benchmark, metrics in compared.items():
             _print_compared(benchmark, metrics, all_metrics)
         for line in verdicts(compared):
+            console.print_line(line)
+        for line in describe_different_sampling([*first_folders, *second_folders]):
             console.print_line(line)
         if out is not None:
             benchmarks: dict[str, Any] = {}

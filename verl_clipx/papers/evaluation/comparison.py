@@ -12,14 +12,21 @@ from verl_clipx.common.statistics.comparison import Comparison, compare, correct
 from verl_clipx.common.statistics.verdict import judge
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
 
-RULES = ("reward", "cluster")
-"""Settings on which two evaluations must agree to be compared."""
+SETTINGS_OF_SCORING = ("reward", "cluster")
+"""Evaluations can be compared only if these agree. `clipx papers eval score` can make them agree."""
+
+SETTINGS_OF_SAMPLING = ("max_tokens", "temperature", "top_p", "template")
+"""If one of these differs, it may be what a comparison shows. A user may want just that, so it is not refused."""
 
 ACCURACY = "avg"
-"""avg@k estimates the same quantity for every k, so that runs with different k can be compared; maj@k does not."""
+"""The name of avg@k in a comparison. avg@k estimates the same quantity for every k, so that evaluations with different
+k can be compared; maj@k does not."""
 
-Compared = dict[str, dict[str, Comparison]]
-"""Comparisons over questions, second minus first, by benchmark and metric."""
+BEST = "best@"
+"""Prefix of metrics that can be compared only between equal numbers of samples: see `best_at_k`."""
+
+Comparisons = dict[str, dict[str, Comparison]]
+"""Comparisons, second minus first, by benchmark and metric."""
 
 
 def find_evaluations(pattern: str) -> list[Path]:
@@ -30,131 +37,164 @@ def find_evaluations(pattern: str) -> list[Path]:
     return [Path(path) for path in paths]
 
 
-def compare_evaluations(first: Sequence[Path], second: Sequence[Path]) -> Compared:
+def compare_evaluations(first: Sequence[Path], second: Sequence[Path]) -> Comparisons:
     """Compare two methods, or two checkpoints, on the benchmarks that all their evaluations share.
 
-    An evaluation whose protocol averages several checkpoints enters with their mean, question by question.
+    If a protocol averages several checkpoints, the evaluation's value for a question is the mean over them.
 
     Args:
         first: the folders of the first method's scored evaluations, one for each training.
-        second: those of the second method.
+        second: the same for the second method.
 
     Returns:
-        The comparisons. Metrics that some evaluations lack (pass@8 with 4 samples) are left out.
+        By benchmark and metric, the comparison of the second method with the first. avg@k has the key "avg", whatever k
+        is. Metrics that some evaluations lack are left out, such as pass@8 if one has 4 samples. So is best@j unless
+        all evaluations have the same number of samples.
 
     Raises:
         FileNotFoundError: an evaluation has no results.
         ValueError: the evaluations share no benchmark, benchmarks of the same name have different questions, they were
-            scored by different rules, or a method has the same checkpoint twice.
+            scored by different rules, or two evaluations of one method are of the same checkpoint.
     """
     first_results = {path: EvaluationFolder(path).read_results() for path in first}
     second_results = {path: EvaluationFolder(path).read_results() for path in second}
     first_configs = {path: results["config"] for path, results in first_results.items()}
     second_configs = {path: results["config"] for path, results in second_results.items()}
     configs = {**first_configs, **second_configs}
-    _check_rules(configs)
-    _check_trainings(first_configs)
-    _check_trainings(second_configs)
-    compared = {}
-    for benchmark, entry in _shared_benchmarks(configs).items():
-        first_values = [results["benchmarks"][benchmark]["values"] for results in first_results.values()]
-        second_values = [results["benchmarks"][benchmark]["values"] for results in second_results.values()]
-        compared[benchmark] = _compare_metrics(
-            benchmark, _stacked(first_values), _stacked(second_values), entry.get("clusters")
-        )
-    return compared
+    _check_settings_of_scoring(configs)
+    _check_checkpoints_differ(first_configs)
+    _check_checkpoints_differ(second_configs)
+    sample_counts = {config["sampling"]["samples"] for config in configs.values()}
+    comparisons = {}
+    for benchmark, benchmark_config in _shared_benchmarks(configs).items():
+        first_values = _stacked([results["benchmarks"][benchmark]["values"] for results in first_results.values()])
+        second_values = _stacked([results["benchmarks"][benchmark]["values"] for results in second_results.values()])
+        metrics = [metric for metric in first_values if metric in second_values]
+        if len(sample_counts) > 1:
+            metrics = [metric for metric in metrics if not metric.startswith(BEST)]
+        clusters = benchmark_config.get("clusters")
+        # `compare` takes all values by benchmark, because it can add up several; here it gets one.
+        clusters_by_benchmark = {benchmark: np.asarray(clusters)} if clusters else None
+        comparisons[benchmark] = {}
+        for metric in metrics:
+            comparisons[benchmark][metric] = compare(
+                {benchmark: first_values[metric]}, {benchmark: second_values[metric]}, clusters_by_benchmark
+            )
+    return comparisons
 
 
-def _compare_metrics(
-    benchmark: str, first: dict[str, np.ndarray], second: dict[str, np.ndarray], clusters: list[str] | None
-) -> dict[str, Comparison]:
-    """Compare two methods on one benchmark, in each metric that both have.
-
-    Args:
-        benchmark: its name.
-        first, second: values ``[trainings, questions]`` by metric.
-        clusters: ``[questions]`` labels; None or empty where questions share no source.
-    """
-    # `compare` takes all values by benchmark, because it can add up several; here it gets one.
-    by_benchmark = {benchmark: np.asarray(clusters)} if clusters else None
-    return {
-        metric: compare({benchmark: first[metric]}, {benchmark: second[metric]}, by_benchmark)
-        for metric in first
-        if metric in second
-    }
-
-
-def _check_rules(configs: dict[Path, dict[str, Any]]) -> None:
-    """Raises ValueError if two evaluations were not scored by the same rule."""
+def _check_settings_of_scoring(configs: dict[Path, dict[str, Any]]) -> None:
+    """Raise ValueError if two evaluations were not scored by the same rule."""
     (first, first_config), *others = configs.items()
     for second, second_config in others:
-        for key in RULES:
-            of_first = first_config.get(key)
-            of_second = second_config.get(key)
-            if of_first != of_second:
+        for key in SETTINGS_OF_SCORING:
+            first_value = first_config.get(key)
+            second_value = second_config.get(key)
+            if first_value != second_value:
                 raise ValueError(
-                    f"{key} is {of_first!r} in {first} and {of_second!r} in {second}: score one of them again "
+                    f"{key} is {first_value!r} in {first} and {second_value!r} in {second}: score one of them again "
                     "(clipx papers eval score), so that both use the same rule"
                 )
 
 
-def _check_trainings(configs: dict[Path, dict[str, Any]]) -> None:
-    """Raises ValueError if two evaluations are of the same checkpoint."""
-    seen: dict[str, Path] = {}
+def _check_checkpoints_differ(configs: dict[Path, dict[str, Any]]) -> None:
+    """Raise ValueError if two evaluations of one method are of the same checkpoint.
+
+    Two checkpoints of one training are not recognised: a fingerprint does not say which training it is of.
+
+    Args:
+        configs: the configurations of the method's evaluations.
+    """
+    path_by_fingerprint: dict[str, Path] = {}
     for path, config in configs.items():
         for checkpoint in config["checkpoints"].values():
-            other = seen.setdefault(checkpoint["fingerprint"], path)
-            if other != path:
+            first_path = path_by_fingerprint.setdefault(checkpoint["fingerprint"], path)
+            if first_path != path:
                 raise ValueError(
-                    f"{other} and {path} are of the same checkpoint, so they are one training and not two. "
-                    "Sample it with both seeds in one evaluation: clipx papers eval run … --seed 0 --seed 1"
+                    f"{first_path} and {path} are of the same checkpoint, so they are one training and not two. Put "
+                    "the samples of both seeds into one evaluation of this checkpoint: clipx papers eval run … --seed "
+                    "0 --seed 1"
                 )
 
 
 def _shared_benchmarks(configs: dict[Path, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the benchmarks that all configurations have, as the first one has them."""
+    """Return the benchmarks that all configurations have, with the entries of the first configuration.
+
+    Raises:
+        ValueError: there is none, or the configurations have different questions under its name.
+    """
     first, *others = [config["benchmarks"] for config in configs.values()]
     shared = {}
-    for name, entry in first.items():
+    for name, benchmark_config in first.items():
         if all(name in benchmarks for benchmarks in others):
-            shared[name] = entry
+            shared[name] = benchmark_config
     if not shared:
-        named = "; ".join(f"{path} has {', '.join(config['benchmarks'])}" for path, config in configs.items())
-        raise ValueError(f"the evaluations have no common benchmark: {named}")
-    for name, entry in shared.items():
-        if any(benchmarks[name]["sha256"] != entry["sha256"] for benchmarks in others):
+        lists = [f"{path} has {', '.join(config['benchmarks'])}" for path, config in configs.items()]
+        raise ValueError(f"the evaluations have no common benchmark: {'; '.join(lists)}")
+    for name, benchmark_config in shared.items():
+        if any(benchmarks[name]["sha256"] != benchmark_config["sha256"] for benchmarks in others):
             raise ValueError(f"benchmark {name}: the evaluations were made on different questions")
     return shared
 
 
 def _stacked(trainings: list[dict[str, list[float]]]) -> dict[str, np.ndarray]:
-    """Return arrays ``[trainings, questions]`` by metric; metrics that some trainings lack are left out."""
-    named = []
+    """Return arrays ``[trainings, questions]`` by metric; metrics that some trainings lack are left out.
+
+    Args:
+        trainings: for each training the values by metric.
+    """
+    with_common_names = []
     for values in trainings:
-        # Trainings with other numbers of samples have their accuracy under other names.
-        named.append({ACCURACY if metric.startswith("avg@") else metric: column for metric, column in values.items()})
+        with_common_names.append({_common_name(metric): column for metric, column in values.items()})
     stacked = {}
-    for metric in named[0]:
-        if all(metric in values for values in named):
-            stacked[metric] = np.array([values[metric] for values in named], dtype=np.float64)
+    for metric in with_common_names[0]:
+        if all(metric in values for values in with_common_names):
+            stacked[metric] = np.array([values[metric] for values in with_common_names], dtype=np.float64)
     return stacked
 
 
-def verdicts(compared: Compared) -> list[str]:
-    """Say what the accuracies on each benchmark mean, with Holm's p-values where there are several benchmarks."""
+def _common_name(metric: str) -> str:
+    """Return a metric's name in a comparison. That of avg@k loses k, which may differ between trainings."""
+    return ACCURACY if metric.startswith(f"{ACCURACY}@") else metric
+
+
+def describe_different_sampling(paths: Sequence[Path]) -> list[str]:
+    """Return a sentence for each setting of the sampling that is not the same in all evaluations.
+
+    Args:
+        paths: the folders of the evaluations of both methods.
+    """
+    sampling_by_path = {path: EvaluationFolder(path).read_results()["config"]["sampling"] for path in paths}
+    sentences = []
+    for key in SETTINGS_OF_SAMPLING:
+        path_by_value: dict[Any, Path] = {}
+        for path, sampling in sampling_by_path.items():
+            # An evaluation of an older version may not say it.
+            if key in sampling:
+                path_by_value.setdefault(sampling[key], path)
+        if len(path_by_value) > 1:
+            values = " and ".join(f"{value!r} in {path}" for value, path in path_by_value.items())
+            sentences.append(f"{key} is {values}: differences may come from this setting.")
+    return sentences
+
+
+def verdicts(comparisons: Comparisons) -> list[str]:
+    """Return sentences on what the accuracies mean, with p-values after Holm's correction for several benchmarks."""
     sides = ("the first", "the second")
-    accuracies = correct_family([metrics[ACCURACY] for metrics in compared.values()])
+    accuracies = correct_family([metrics[ACCURACY] for metrics in comparisons.values()])
     lines = []
-    for benchmark, accuracy in zip(compared, accuracies, strict=True):
-        basis = f"over {accuracy.wins + accuracy.losses + accuracy.ties} questions"
-        judgement = judge(accuracy, "accuracy", basis, sides, sides, family=len(compared))
+    for benchmark, accuracy in zip(comparisons, accuracies, strict=True):
+        questions = accuracy.wins + accuracy.losses + accuracy.ties
+        judgement = judge(accuracy, "accuracy", f"over {questions} questions", sides, sides, family=len(comparisons))
         lines.append(f"{benchmark}: {judgement.head} {judgement.text} {judgement.caveat}".strip())
         if accuracy.error:
-            parts = " and ".join(f"{share**0.5:.3f} from {part}s" for part, share in accuracy.error.items())
-            lines.append(f"Standard error of this difference: {parts}.")
-    doubts = dict.fromkeys(
-        caution(min(accuracy_of_benchmark.seeds))
-        for accuracy_of_benchmark in accuracies
-        if accuracy_of_benchmark.verdict
-    )
-    return [*lines, *(f"{doubt}." for doubt in doubts if doubt)]
+            parts = [f"{squared_error**0.5:.3f} from {part}s" for part, squared_error in accuracy.error.items()]
+            lines.append(f"Standard error of this difference: {' and '.join(parts)}.")
+    # A caution that holds for several benchmarks is said once.
+    cautions: dict[str, None] = {}
+    for accuracy in accuracies:
+        caution_text = caution(min(accuracy.seeds)) if accuracy.verdict else None
+        if caution_text:
+            cautions[caution_text] = None
+    lines += [f"{caution_text}." for caution_text in cautions]
+    return lines
