@@ -23,7 +23,7 @@ import pandas
 import typer
 
 from verl_clipx.analysis.diagnose.diagnosis import diagnose, keys_missing_for, missing_in
-from verl_clipx.analysis.diagnose.parting import part
+from verl_clipx.analysis.diagnose.parting import find_parting
 from verl_clipx.analysis.diagnose.rule import Kind, Rule
 from verl_clipx.analysis.diagnose.rules import ROUNDING, RULES
 from verl_clipx.analysis.diagnose.timeline import changes
@@ -366,7 +366,7 @@ def timeline_table() -> str:
         ("other runs of the table reversal with one", [_changes(run) for run in others]),
         ("healthy logs with a spike", [_spikes(run) for run in healthy]),
         ("other runs of the table reversal with one, on which its size was fixed", [_spikes(run) for run in others]),
-        ("pairs of seeds whose difference has a change", [bool(part(*pair).changes) for pair in pairs]),
+        ("pairs of seeds whose difference has a change", [bool(find_parting(*pair).changes) for pair in pairs]),
         (f"logs with a fault at a known step whose first change is within {IN_TIME} steps of it", first),
         (f"… in which what the fault acts on changes within {IN_TIME} steps", trigger),
         ("… and does so before any rule has a finding", sooner),
@@ -389,7 +389,7 @@ def _seen(record: dict[str, Any], run: Run, healthy: Run) -> tuple[bool, bool, b
     trigger = steps.get(TRIGGERS[record["name"]], numpy.inf)
     in_time = abs(trigger - record["since"]) <= IN_TIME
     sooner = trigger < min((one.onset.step for one in diagnose(run)), default=numpy.inf)
-    parts = part(healthy, run).step == record["since"]
+    parts = find_parting(healthy, run).step == record["since"]
     return abs(first - record["since"]) <= IN_TIME, in_time, in_time and sooner, parts
 
 

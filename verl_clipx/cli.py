@@ -343,14 +343,14 @@ def diagnose(
     Exit code 3 if a finding matches --fail-on, 1 if that can't be checked or a run can't be read, else 0.
     """
     from verl_clipx.analysis.diagnose.command import FAILED, fails, findings_as_json, lines_of
-    from verl_clipx.analysis.diagnose.parting import part, say_where
+    from verl_clipx.analysis.diagnose.parting import find_parting, say_where
     from verl_clipx.analysis.runs.folder import read_run
 
     if len(runs) > 2:
         fail(f"{len(runs)} runs: name one, or two to compare.", 2)
     with reporting_errors(), deferring_warnings(messages_console()):
         read = [read_run(run) for run in runs]
-        parting = part(*read) if len(runs) == 2 else None
+        parting = find_parting(*read) if len(runs) == 2 else None
         said = [findings_as_json(run) if as_json else list(lines_of(run, verbose=verbose)) for run in read]
         failed = [fails(run, fail_on or []) for run in read]
     if as_json:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.analysis.runs.commands import answer, clipx
 from tests.analysis.runs.example_runs import write_log
-from verl_clipx.analysis.diagnose.parting import part, say_where
+from verl_clipx.analysis.diagnose.parting import find_parting, say_where
 from verl_clipx.analysis.diagnose.timeline import changes
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
@@ -118,10 +118,10 @@ def test_two_runs_of_one_seed_part_at_the_first_value_that_differs(tmp_path):
     two = one.assign(**{"timing_s/step": 7.0})
     # Rounding is no difference, nor is what is not finite in both.
     two.loc[4, keys.REWARD] *= 1 + 1e-9
-    assert part(Run("a", one), Run("b", two)).step is None
+    assert find_parting(Run("a", one), Run("b", two)).step is None
     two.loc[31, keys.REWARD] = numpy.nan
-    found = part(Run("a", one), Run("b", two))
-    assert (found.step, found.same_samples, [*found.values]) == (31, True, [keys.REWARD])
+    parting = find_parting(Run("a", one), Run("b", two, not_finite={keys.REWARD: [31]}))
+    assert (parting.step, parting.same_samples, [*parting.values]) == (31, True, [keys.REWARD])
     for name, log in (("a", one), ("b", two)):
         write_log(tmp_path / name / "metrics.jsonl", log.assign(**{"actor/pg_loss": 0.1}).to_dict("records"))
     said = clipx("diagnose", tmp_path / "a", tmp_path / "b")
@@ -130,12 +130,29 @@ def test_two_runs_of_one_seed_part_at_the_first_value_that_differs(tmp_path):
     assert "name one, or two" in clipx("diagnose", *[tmp_path / "a"] * 3, code=2)
 
 
+def test_runs_that_validate_in_different_steps_do_not_part():
+    frequent = log_of(critic__score__mean=from_step(99, 0.5, 0.5), val=from_step(99, 0.3, 0.3))
+    seldom = frequent.copy()
+    seldom.loc[seldom.index % 5 != 0, "val"] = numpy.nan
+    assert find_parting(Run("a", frequent), Run("b", seldom)).step is None
+    seldom.loc[30, "val"] = 0.9
+    assert find_parting(Run("a", frequent), Run("b", seldom)).step == 30
+
+
+def test_an_equal_reward_alone_does_not_show_the_same_samples():
+    first = log_of(critic__score__mean=from_step(99, 0.5, 0.5), actor__pg_loss=from_step(99, 0.1, 0.1))
+    second = first.assign(**{"actor/pg_loss": 0.2})
+    assert not find_parting(Run("a", first), Run("b", second)).same_samples
+    lengths = {keys.LENGTH: 17.25}
+    assert find_parting(Run("a", first.assign(**lengths)), Run("b", second.assign(**lengths))).same_samples
+
+
 def test_runs_with_other_samples_are_compared_by_changes_of_their_difference():
     one, two = (log_of(critic__score__mean=from_step(step, 0.5, 0.9), x=lambda at: at * 0 + 1.0) for step in (99, 30))
     two = two * numpy.random.default_rng(1).uniform(0.99, 1.01, two.shape)
-    found = part(Run("a", one), Run("b", two))
+    found = find_parting(Run("a", one), Run("b", two))
     assert (found.step, found.same_samples, [(c.key, c.step) for c in found.changes]) == (1, False, [(keys.REWARD, 30)])
     assert "jumped and stayed:" in say_where("a", "b", found)[0]
-    assert "can't be told from noise" in say_where("a", "b", part(Run("a", one), Run("b", one * 1.001)))[0]
-    with pytest.raises(ValueError, match="a and b: no training step and metric"):
-        part(Run("a", one), Run("b", two.rename(index=lambda step: step + 100)))
+    assert "can't be told from noise" in say_where("a", "b", find_parting(Run("a", one), Run("b", one * 1.001)))[0]
+    with pytest.raises(ValueError, match="a and b have no logged training step, or no metric, in common"):
+        find_parting(Run("a", one), Run("b", two.rename(index=lambda step: step + 100)))
