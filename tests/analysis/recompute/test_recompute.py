@@ -6,6 +6,7 @@ GPUs.
 
 import json
 import shutil
+import weakref
 
 import pyarrow.parquet
 import pytest
@@ -16,6 +17,8 @@ from typer.testing import CliRunner
 from tests.analysis.runs.commands import answer, clipx
 from tests.analysis.runs.example_runs import WHOLE, write_log
 from tests.training.cpu.policy import VOCABULARY_SIZE, random_policy, save_checkpoint
+from verl_clipx.analysis.recompute import recompute
+from verl_clipx.analysis.recompute.checkpoints import load_model
 from verl_clipx.cli import app
 from verl_clipx.run.trace_format import Shard, write_shard
 from verl_clipx.training.cpu.rollout.generator import Generator, Request
@@ -213,6 +216,9 @@ def test_a_share_of_other_weights_is_counted(tmp_path, trained, precision):
     assert names(said)[:2] == ("failed", precision) and said["answers"][0]["unexplained"] == 8
     if precision == "float32" or size > 1e-3:
         assert shares(said) == {2: 16, None: 8}
+        printed = clipx("recompute", run, *checkpoints, code=1)
+        assert "several weights" not in printed
+        assert "(16 of 24) from" in printed and "(8 of 24) from none of these weights." in printed
 
 
 def test_without_the_checkpoint_that_the_trace_says_shares_decide_nothing(tmp_path, trained):
@@ -274,6 +280,63 @@ def test_log_probabilities_before_temperature_and_top_p_are_scored_as_such(tmp_p
     assert names(answer("recompute", run, *checkpoints)) == ("passed", "float32", "2")
 
 
+def test_vllms_own_argument_says_which_log_probabilities_there_are(tmp_path, trained):
+    _, checkpoints = trained
+    requests = sample_parts(checkpoints, {2: 24})
+    settings = {"dtype": "float32", "temperature": 0.7, "logprobs_mode": "processed_logprobs"}
+    settings["engine_kwargs"] = {"vllm": {"logprobs_mode": "raw_logprobs"}}
+    run, _ = write_run(tmp_path / "vllm", requests, name="vllm", **settings)
+    assert names(answer("recompute", run, *checkpoints)) == ("passed", "float32", "2")
+    # Another engine does not read the argument.
+    run, _ = write_run(tmp_path / "cpu", requests, name="cpu", **settings)
+    assert names(answer("recompute", run, *checkpoints, code=1))[0] == "failed"
+
+
+def test_a_greedy_sampler_is_scored_over_the_whole_vocabulary(tmp_path, trained):
+    _, checkpoints = trained
+    requests = sample_parts(checkpoints, {2: 24}, temperature=0, top_k=3)
+    run, _ = write_run(tmp_path / "run", requests, dtype="float32", temperature=0, top_k=3)
+    assert names(answer("recompute", run, *checkpoints)) == ("passed", "float32", "2")
+
+
+@pytest.mark.parametrize(
+    "setting", [{"logprobs_mode": "raw_logits"}, {"logprobs_mode": "processed_logits"}, {"min_p": 0.1}], ids=str
+)
+def test_settings_that_recompute_cannot_score_are_refused(tmp_path, trained, setting):
+    _, checkpoints = trained
+    run, _ = write_run(tmp_path / "run", sample_parts(checkpoints, {2: 2}), **setting)
+    result = CliRunner(env={"COLUMNS": "999"}).invoke(app, ["recompute", str(run), str(checkpoints[2])])
+    ((key, value),) = setting.items()
+    assert result.exit_code == 1
+    assert f"actor_rollout_ref.rollout.{key}={value}" in result.output
+
+
+def test_a_temperature_unlike_that_of_raw_log_probabilities_is_said_as_such(tmp_path, trained):
+    _, checkpoints = trained
+    requests = sample_parts(checkpoints, {2: 24}, temperature=0.995)
+    raw = {"logprobs_mode": "raw_logprobs", "temperature": 0.995}
+    run, _ = write_run(tmp_path / "run", requests, dtype="float32", **raw)
+    printed = clipx("recompute", run, *checkpoints, code=1)
+    assert "with log-probabilities at a temperature of about 0.995 instead of 1" in printed
+
+
+def test_one_checkpoint_is_in_memory_at_a_time(tmp_path, trained, monkeypatch):
+    _, checkpoints = trained
+    run, _ = write_run(tmp_path / "run", sample_parts(checkpoints, {2: 2}))
+    models = []
+
+    def load(checkpoint):
+        alive = [reference for reference in models if reference() is not None]
+        assert not alive
+        model = load_model(checkpoint)
+        models.append(weakref.ref(next(model.parameters())))
+        return model
+
+    monkeypatch.setattr(recompute, "load_model", load)
+    recompute.recompute(run, checkpoints)
+    assert len(models) == len(checkpoints)
+
+
 @pytest.mark.parametrize(("temperature", "announced"), [(0.995, "float32"), (0.999, "bfloat16"), (1.01, "float32")])
 def test_nearly_the_configured_temperature_is_no_rounding(tmp_path, trained, temperature, announced):
     _, checkpoints = trained
@@ -281,7 +344,7 @@ def test_nearly_the_configured_temperature_is_no_rounding(tmp_path, trained, tem
     run, _ = write_run(tmp_path / "run", requests, dtype=announced)
     assert names(answer("recompute", run, *checkpoints, code=1)) == ("failed", "float32", "2")
     printed = clipx("recompute", run, *checkpoints, code=1)
-    assert f"at a temperature of about {temperature:g}, where the configuration has 1" in printed
+    assert f"at a temperature of about {temperature:g} instead of 1" in printed
 
 
 def test_the_tokens_of_a_tool_are_read_before_the_next_turn(tmp_path, trained):
@@ -305,7 +368,7 @@ def test_what_cannot_be_scored_is_said(tmp_path, trained):
         assert done.exit_code == 1
         return done.output
 
-    assert "has traces of these steps: [3]" in refusal(run, checkpoints[0], "--step", 2)
+    assert "has no traces of the steps [2], only of [3]." in refusal(run, checkpoints[0], "--step", 2)
     assert "neither a model in Hugging Face's format nor one of verl's FSDP checkpoints" in refusal(run, tmp_path)
     # The traces of the version before have no prompts.
     old, _ = write_run(tmp_path / "old", requests)

@@ -90,10 +90,8 @@ def agree_in_samples(both_logged: pandas.Series, differs: pandas.Series) -> bool
         both_logged: for each metric, whether both runs logged it in the step.
         differs: for each metric, whether its two values differ.
     """
-    for key in (keys.REWARD, keys.LENGTH):
-        if not both_logged.get(key, False) or differs[key]:
-            return False
-    return True
+    agrees = [both_logged.get(key, False) and not differs[key] for key in (keys.REWARD, keys.LENGTH)]
+    return all(agrees)
 
 
 def say_where(first_name: str, second_name: str, parting: Parting) -> list[str]:

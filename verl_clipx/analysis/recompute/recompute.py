@@ -1,7 +1,7 @@
 """`clipx recompute`: scores a run's traced tokens with checkpoints, and says which of them the sampler used."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,8 @@ import torch
 
 from verl_clipx.analysis.recompute.checkpoints import load_model
 from verl_clipx.analysis.recompute.sampler import (
+    BFLOAT16,
+    FLOAT32,
     LEFT_OUT,
     PRECISIONS,
     UNROUNDED,
@@ -23,18 +25,22 @@ from verl_clipx.analysis.recompute.sampler import (
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.common.sentences import percent
-from verl_clipx.run.keys import CALCULATE_LOG_PROBS, ROLLOUT_PRECISION
+from verl_clipx.run.keys import CALCULATE_LOG_PROBS, LOG_PROB_MODE, LOG_PROB_MODE_OF_VLLM, MIN_P, ROLLOUT_PRECISION
 from verl_clipx.run.record import RunRecord
 from verl_clipx.run.run_files import STEP_FOLDER
 from verl_clipx.run.trace_format import read_shards
 
+Group = tuple[int, int | None]
+"""What is judged together: a training step, and the version of the weights that the trace says sampled; None if it
+doesn't say."""
+
 
 @dataclass(frozen=True)
-class Sampling:
-    """How a run's sampler turns logits into the distribution whose log-probabilities it records.
+class ScoredDistribution:
+    """The distribution whose log-probabilities a run's sampler records, as it follows from the model's logits.
 
     Args:
-        temperature: the logits' divisor, above 0.
+        temperature: the divisor of the logits, above 0.
         top_k: keeps this many of the likeliest tokens; below 1: all.
         top_p: keeps the likeliest tokens until their probabilities reach this, in (0, 1].
     """
@@ -44,26 +50,45 @@ class Sampling:
     top_p: float = 1.0
 
 
-def sampling_of(record: RunRecord) -> Sampling:
-    """Returns the sampling that a run's record states; verl's defaults for what it doesn't."""
-    given = record.sampling
-    # vLLM's log-probabilities of this kind are those before temperature and truncation.
-    if str(given.log_probs).startswith("raw"):
-        return Sampling()
-    return Sampling(
-        temperature=float(given.temperature or 1),
-        top_k=-1 if given.top_k is None else int(given.top_k),
-        top_p=float(given.top_p or 1),
+def find_scored_distribution(record: RunRecord) -> ScoredDistribution:
+    """Returns the distribution whose log-probabilities a run's sampler records.
+
+    A setting that the record does not have is taken to be verl's default. Raw log-probabilities are those at
+    temperature 1 over the whole vocabulary, whatever the configuration sets. So are those of a greedy sampler.
+
+    Raises:
+        ValueError: the sampler records logits, or truncates by min_p, with which `truncate` does not deal.
+    """
+    recorded = record.sampling
+    mode_key = LOG_PROB_MODE
+    mode = recorded.log_probs
+    if record.rollout.name == "vllm" and recorded.log_probs_of_vllm:
+        # verl's vLLM server prefers vLLM's own argument.
+        mode_key = LOG_PROB_MODE_OF_VLLM
+        mode = recorded.log_probs_of_vllm
+    if mode == "raw_logprobs":
+        return ScoredDistribution()
+    # A record does not tell null from a key that is missing. For a missing key verl's default is processed_logprobs.
+    if mode not in (None, "processed_logprobs"):
+        raise ValueError(f"{mode_key}={mode}: the sampler recorded no log-probabilities that a checkpoint can score.")
+    if recorded.temperature == 0:
+        return ScoredDistribution()
+    if "min_p" in recorded.truncates:
+        raise ValueError(f"{MIN_P}={recorded.min_p}: clipx recompute can't score tokens that were sampled with min_p.")
+    return ScoredDistribution(
+        temperature=1.0 if recorded.temperature is None else float(recorded.temperature),
+        top_k=-1 if recorded.top_k is None else int(recorded.top_k),
+        top_p=1.0 if recorded.top_p is None else float(recorded.top_p),
     )
 
 
-class Response(NamedTuple):
-    """A traced response with all that was before it.
+class TracedResponse(NamedTuple):
+    """A traced response, and the prompt and the tools' tokens that were before it or between its turns.
 
     Args:
-        tokens: the prompt and the response, from its first token to the last one that counts.
-        places: the indices of the tokens that count.
-        log_probs: the sampler's log-probabilities of these.
+        tokens: the prompt and the response, up to the response's last traced token.
+        places: the indices of the traced tokens among `tokens`: of those that the policy sampled and was trained on.
+        log_probs: the sampler's log-probabilities of the traced tokens, in nats.
     """
 
     tokens: tuple[int, ...]
@@ -76,10 +101,14 @@ class Distance:
     """The distance of a checkpoint's log-probabilities from the sampler's, in nats.
 
     Args:
-        mean, most: of the sizes: their mean, and what 99 % of the tokens don't exceed; after the answer's shift.
-        remains: whether the sampler may have answered all responses from it: it is as near as the precision allows, and
-            its responses are not farther than the nearest checkpoint's by more than chance explains.
-        responses: how many responses it explains, where several checkpoints explain them together; else all or none.
+        checkpoint: the path of the checkpoint.
+        version: the version of its weights, as its path says it; None if the path doesn't.
+        mean: the mean of the absolute differences, after the shift of the answer is taken out.
+        most: the 99 % quantile of these differences.
+        remains: whether the sampler may have used this checkpoint for all responses: it is as near as the precision
+            allows, and it is not farther than the nearest checkpoint by more than chance explains.
+        responses: how many responses it explains: all if it remains. Otherwise it is above 0 only if the responses are
+            of several checkpoints.
     """
 
     checkpoint: str
@@ -95,17 +124,21 @@ class Distance:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The answer for the tokens of a step that the trace says were sampled from one version of the weights.
+class GroupAnswer:
+    """Which checkpoints sampled the responses of a group. `clipx recompute --json` prints these fields.
 
     Args:
+        step: the training step.
+        version: the version of the weights that the trace says sampled the responses; None if it doesn't say.
+        tokens: how many traced tokens the responses have.
         precision: of the sampler, as far as its log-probabilities show it.
-        announced: the run's `rollout.dtype`, None if unknown.
-        distances: of all checkpoints at that precision, the nearest first.
-        same: whether several remain, which in bfloat16 give every token one log-probability.
-        responses: how many there are.
-        unexplained: how many of them none of the checkpoints explains.
-        shift: how the sampler's distribution differs from the configured one; None: it doesn't.
+        announced: the run's `rollout.dtype`; None if unknown.
+        distances: those of all checkpoints at that precision: first the ones that remain, then those that explain most
+            responses, then the nearest.
+        same: whether several checkpoints remain, and all of them give the same log-probabilities in bfloat16.
+        responses: how many different responses there are. Copies with the same tokens count once.
+        unexplained: how many of them no checkpoint explains.
+        shift: how the sampler's distribution differs from the configured one, in words; None if it doesn't.
     """
 
     step: int
@@ -121,78 +154,82 @@ class Answer:
 
     @property
     def remaining(self) -> list[Distance]:
-        """The checkpoints that the sampler may have answered all responses from."""
+        """The checkpoints each of which the sampler may have used for all responses."""
         return [distance for distance in self.distances if distance.remains]
 
     @property
-    def parts(self) -> list[Distance]:
-        """The checkpoints that explain a part of the responses each, where none explains all of them."""
+    def partly_explaining(self) -> list[Distance]:
+        """The checkpoints each of which explains some of the responses, where none explains all of them."""
         return [distance for distance in self.distances if distance.responses and not distance.remains]
 
     @property
     def is_rounded(self) -> bool:
-        """Returns whether the sampler rounds although its configuration says that it does not."""
-        return self.announced in UNROUNDED and self.precision == PRECISIONS[1] and bool(self.remaining)
+        """Whether the sampler rounds its weights although the configuration says that it does not."""
+        return self.announced in UNROUNDED and self.precision == BFLOAT16 and bool(self.remaining)
 
     @property
     def verdict(self) -> str:
-        """Says whether the sampler answered as the trace and the configuration say: passed, failed or undecided."""
-        traced = [distance for distance in self.distances if distance.version == self.version is not None]
-        # Without the checkpoint of that version nothing rules it out.
+        """Whether the sampler did what the trace and the configuration say: passed, failed or undecided."""
+        traced = []
+        if self.version is not None:
+            traced = [distance for distance in self.distances if distance.version == self.version]
         if not traced:
+            # The checkpoint of the traced version was not given, so nothing can rule that version out.
             return "undecided"
         if self.is_rounded or self.shift is not None or not any(distance.remains for distance in traced):
             return "failed"
         return "passed" if traced == self.remaining else "undecided"
 
 
-def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()) -> list[Answer]:
-    """Scores the traced tokens of a run with checkpoints.
+def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()) -> list[GroupAnswer]:
+    """Judges which checkpoints sampled a run's traced tokens.
 
     Args:
-        checkpoints: as for `load_model`; a folder `global_step_N` in a path says its version.
-        steps: by default all that were traced.
+        path: the run, as for `read_run`.
+        checkpoints: folders, as for `load_model`. If a path contains `global_step_N`, N is the version of its weights.
+        steps: the training steps to judge; empty for all traced steps.
+
+    Returns:
+        An answer for each step, and for each version of the weights that the trace says sampled tokens of that step.
 
     Raises:
-        OSError, ValueError: no such trace, or one that can't be scored, or a checkpoint that can't be loaded.
+        OSError, ValueError: the run has no traces of these steps, its traces can't be scored, or a checkpoint can't be
+            loaded or is of another model.
     """
     run = read_run(path)
-    traced = sorted({shard.step for shard in run.shards})
-    if not traced or not {*steps} <= {*traced}:
-        raise ValueError(f"{run.traces}: has traces of these steps: {traced}. +clipx/trace=prompts makes a run trace.")
-    groups: dict[tuple[int, int | None], list[Response]] = {}
-    for step in steps or traced:
+    traced_steps = sorted({shard.step for shard in run.shards})
+    if not traced_steps:
+        raise ValueError(f"{path}: the run has no traces. +clipx/trace=prompts makes a run trace.")
+    missing_steps = sorted(set(steps) - set(traced_steps))
+    if missing_steps:
+        raise ValueError(f"{run.traces}: has no traces of the steps {missing_steps}, only of {traced_steps}.")
+    distribution = find_scored_distribution(run.record)
+    groups: dict[Group, list[TracedResponse]] = {}
+    for step in steps or traced_steps:
         for version, responses in responses_by_version(run, step).items():
             groups[step, version] = responses
-    sampling = sampling_of(run.record)
-    scores: dict[Any, list[numpy.ndarray]] = {group: [] for group in groups}
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    scored_by_group: dict[Group, list[numpy.ndarray]] = {group: [] for group in groups}
     for checkpoint in checkpoints:
-        model = load_model(checkpoint).to(device)
-        check_vocabulary(checkpoint, model, list(itertools.chain(*groups.values())))
-        for precision in PRECISIONS:
-            # Not the frequencies of its positions, which engines keep in float32.
-            for weight in model.parameters():
-                weight.data = weight.to(getattr(torch, precision))
-            for group, responses in groups.items():
-                scored = [score(model, response, sampling) for response in responses]
-                scores[group].append(numpy.concatenate(scored, axis=1))
-    announced = run.record.rollout.precision
+        scored_by_checkpoint = score_with_checkpoint(checkpoint, groups, distribution)
+        for group, scored in scored_by_checkpoint.items():
+            scored_by_group[group].extend(scored)
     names = [str(checkpoint) for checkpoint in checkpoints]
     return [
-        _answer(
+        _judge_group(
             group=group,
-            scores=scores_of(responses, scores[group]),
-            announced=announced,
+            scores=join_scores(responses, scored_by_group[group]),
+            announced=run.record.rollout.precision,
             checkpoints=names,
-            temperature=sampling.temperature,
+            temperature=distribution.temperature,
         )
         for group, responses in groups.items()
     ]
 
 
-def responses_by_version(run: Run, step: int) -> dict[int | None, list[Response]]:
+def responses_by_version(run: Run, step: int) -> dict[int | None, list[TracedResponse]]:
     """Returns the traced responses of a step by the version of the weights that the trace says sampled them.
+
+    Responses of one version with the same tokens are returned once.
 
     Raises:
         ValueError: the trace lacks the prompts or the sampler's log-probabilities.
@@ -203,30 +240,62 @@ def responses_by_version(run: Run, step: int) -> dict[int | None, list[Response]
     if table.rollout_log_prob.isna().any():
         key = f"{CALCULATE_LOG_PROBS}=true"
         raise ValueError(f"{run.traces}: step {step} has no log-probabilities of the sampler. Train with {key}.")
-    of_row = table[["rank", "update", "micro_batch", "prompt", "sample"]]
-    first = of_row.ne(of_row.shift()).any(axis=1) | (table.position <= table.position.shift(fill_value=-1))
-    # Several updates may have a response, which is scored once.
-    by_version: dict[int | None, dict[tuple[int, ...], Response]] = {}
-    for _, rows in table.groupby(first.cumsum()):
+    place_in_batch = table[["rank", "update", "micro_batch", "prompt", "sample"]]
+    is_at_next_place = place_in_batch.ne(place_in_batch.shift()).any(axis=1)
+    goes_back = table.position <= table.position.shift(fill_value=-1)
+    begins_response = is_at_next_place | goes_back
+    # Several updates may train on the same response. The tokens are the key, so that it is scored once.
+    by_version: dict[int | None, dict[tuple[int, ...], TracedResponse]] = {}
+    for _, rows in table.groupby(begins_response.cumsum()):
         tokens: list[int] = []
-        places = []
+        places: list[int] = []
         for context, token in zip(rows.context, rows.token_id, strict=True):
             if context is not None:
                 tokens.extend(context)
             places.append(len(tokens))
             tokens.append(token)
         age = rows.age.iloc[0]
+        # Step N trains the weights of version N - 1. The age counts the versions since those that sampled.
         version = None if pandas.isna(age) else step - 1 - int(age)
-        response = Response(
+        response = TracedResponse(
             tokens=tuple(tokens),
             places=numpy.array(places),
             log_probs=rows.rollout_log_prob.to_numpy(dtype=float),
         )
         by_version.setdefault(version, {})[response.tokens] = response
-    return {version: [*responses.values()] for version, responses in by_version.items()}
+    return {version: list(responses.values()) for version, responses in by_version.items()}
 
 
-def check_vocabulary(checkpoint: Path, model: Any, responses: Sequence[Response]) -> None:
+def score_with_checkpoint(
+    checkpoint: Path, groups: Mapping[Group, Sequence[TracedResponse]], distribution: ScoredDistribution
+) -> dict[Group, list[numpy.ndarray]]:
+    """Scores all responses with one checkpoint, on a GPU if there is one.
+
+    Only one checkpoint is in memory at a time, since nothing here outlives the call but the scores.
+
+    Returns:
+        For each group an array (2, tokens) for each of PRECISIONS: the results of `score` for the group's responses,
+        one after the other.
+
+    Raises:
+        OSError, ValueError: the checkpoint can't be loaded, or is not a model of this run.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load_model(checkpoint).to(device)
+    check_vocabulary(checkpoint, model, list(itertools.chain(*groups.values())))
+    scored: dict[Group, list[numpy.ndarray]] = {group: [] for group in groups}
+    for precision in PRECISIONS:
+        # This overwrites the weights, so float32 must come first. The buffers stay in float32, as in inference engines:
+        # they hold the frequencies of the rotary position embedding.
+        for weight in model.parameters():
+            weight.data = weight.to(getattr(torch, precision))
+        for group, responses in groups.items():
+            of_responses = [score(model, response, distribution) for response in responses]
+            scored[group].append(numpy.concatenate(of_responses, axis=1))
+    return scored
+
+
+def check_vocabulary(checkpoint: Path, model: Any, responses: Sequence[TracedResponse]) -> None:
     """Refuses a checkpoint that lacks a traced token; raises ValueError, which names it."""
     size = model.get_input_embeddings().num_embeddings
     largest = max(token for response in responses for token in response.tokens)
@@ -243,112 +312,125 @@ SLOPE_ROW = 1
 
 
 @torch.inference_mode()
-def score(model: Any, response: Response, sampling: Sampling) -> numpy.ndarray:
-    """Scores a response's counted tokens with a model.
+def score(model: Any, response: TracedResponse, distribution: ScoredDistribution) -> numpy.ndarray:
+    """Scores the traced tokens of a response with a model.
 
     Returns:
         (2, tokens): the log-probabilities in nats, and how they change with the logarithm of the inverse temperature.
     """
     tokens = torch.tensor([response.tokens], device=model.device)
     places = torch.tensor(response.places, device=model.device)
-    logits = model(input_ids=tokens, use_cache=False).logits[0, places - 1].float() / sampling.temperature
-    kept = truncate(logits, sampling)
-    # Not from `kept`: a token at its edge, which another engine kept, would have minus infinity.
-    own = logits.gather(-1, tokens[0, places, None])[:, 0]
-    expected = (kept.softmax(-1) * logits).sum(-1)
-    return torch.stack([own - kept.logsumexp(-1), own - expected]).double().cpu().numpy()
+    logits = model(input_ids=tokens, use_cache=False).logits[0, places - 1].float() / distribution.temperature
+    kept = truncate(logits, distribution)
+    # `kept` has minus infinity for a token at the edge that truncation leaves out here and the sampler's engine kept.
+    sampled_logits = logits.gather(-1, tokens[0, places, None])[:, 0]
+    mean_logits = (kept.softmax(-1) * logits).sum(-1)
+    return torch.stack([sampled_logits - kept.logsumexp(-1), sampled_logits - mean_logits]).double().cpu().numpy()
 
 
-def truncate(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Returns the logits with minus infinity for the tokens that the sampling leaves out, (tokens, vocabulary)."""
+def truncate(logits: torch.Tensor, distribution: ScoredDistribution) -> torch.Tensor:
+    """Returns the logits with minus infinity for the tokens that a distribution leaves out, (tokens, vocabulary)."""
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-    if 0 < sampling.top_k < logits.shape[-1]:
-        logits = TopKLogitsWarper(sampling.top_k)(None, logits)
-    if sampling.top_p < 1:
-        logits = TopPLogitsWarper(sampling.top_p)(None, logits)
+    if 0 < distribution.top_k < logits.shape[-1]:
+        logits = TopKLogitsWarper(distribution.top_k)(None, logits)
+    if distribution.top_p < 1:
+        logits = TopPLogitsWarper(distribution.top_p)(None, logits)
     return logits
 
 
-def scores_of(responses: Sequence[Response], scored: Sequence[numpy.ndarray]) -> Scores:
-    """Joins the sampler's and the checkpoints' log-probabilities of all tokens of some responses.
+def join_scores(responses: Sequence[TracedResponse], scored: Sequence[numpy.ndarray]) -> Scores:
+    """Puts what the sampler recorded of a group and what the checkpoints give it into one `Scores`.
 
     Args:
-        responses: whose tokens were scored, one after the other.
-        scored: what `score` returns, joined over the responses, (2, tokens): one for each checkpoint and precision, in
-            the order of PRECISIONS within a checkpoint.
+        responses: the group's responses, in the order in which they were scored.
+        scored: an array (2, tokens) for each checkpoint and precision, as `score_with_checkpoint` returns them. The
+            arrays of a checkpoint are adjacent, in the order of PRECISIONS.
     """
-    lengths = [len(response.log_probs) for response in responses]
-    rows, tokens = scored[0].shape
-    by_checkpoint = numpy.array(scored).reshape(-1, len(PRECISIONS), rows, tokens)
-    # (checkpoints, rows, tokens) each.
-    in_float32, in_bfloat16 = numpy.moveaxis(by_checkpoint, 1, 0)
+    lengths = numpy.array([len(response.log_probs) for response in responses])
+    quantities, tokens = scored[0].shape
+    by_checkpoint = numpy.array(scored).reshape(-1, len(PRECISIONS), quantities, tokens)
+    # Each is (checkpoints, 2, tokens).
+    in_float32 = by_checkpoint[:, PRECISIONS.index(FLOAT32)]
+    in_bfloat16 = by_checkpoint[:, PRECISIONS.index(BFLOAT16)]
     return Scores(
         sampled=numpy.concatenate([response.log_probs for response in responses]),
-        starts=numpy.cumsum([0, *lengths[:-1]]),
+        starts=numpy.cumsum(lengths) - lengths,
         exact=in_float32[:, LOG_PROB_ROW],
         rounded=in_bfloat16[:, LOG_PROB_ROW],
         slopes=in_float32[:, SLOPE_ROW],
     )
 
 
-def _answer(
+def _judge_group(
     *,
-    group: tuple[int, int | None],
+    group: Group,
     scores: Scores,
     announced: str | None,
     checkpoints: Sequence[str],
     temperature: float,
-) -> Answer:
-    """Judges the scores of a group of responses.
+) -> GroupAnswer:
+    """Judges which checkpoints the responses of a group are from.
 
     Args:
-        group: their step, and the version of the weights that the trace says sampled them.
+        group: the group.
         scores: from the sampler and the checkpoints.
-        announced: the precision in which the configuration says that the sampler computes.
+        announced: the sampler's precision according to the configuration; None if unknown.
         checkpoints: the paths of the checkpoints, in the order of the scores.
-        temperature: at which the configuration says that the sampler draws.
+        temperature: that of the distribution with which the checkpoints were scored.
     """
     judgement = judge(scores, announced)
-    distances = [_distance(path, judgement, index, len(scores.starts)) for index, path in enumerate(checkpoints)]
-    explaining_first = sorted(
-        distances, key=lambda distance: (not distance.remains, -distance.responses, distance.mean)
-    )
-    rounded = scores.rounded[judgement.remains]
+    distances = [_find_distance(path, judgement, index, len(scores.starts)) for index, path in enumerate(checkpoints)]
+    # False sorts before True.
+    distances.sort(key=lambda distance: (not distance.remains, -distance.responses, distance.mean))
+    rounded_of_remaining = scores.rounded[judgement.remains]
+    # Checkpoints with the same log-probabilities in bfloat16 can't be told apart there.
+    same_when_rounded = len(rounded_of_remaining) > 1 and bool((rounded_of_remaining == rounded_of_remaining[0]).all())
     step, version = group
-    return Answer(
+    return GroupAnswer(
         step=step,
         version=version,
         tokens=len(scores.sampled),
         precision=judgement.precision,
         announced=announced,
-        distances=tuple(explaining_first),
-        same=len(rounded) > 1 and bool((rounded == rounded[0]).all()),
+        distances=tuple(distances),
+        same=same_when_rounded,
         responses=len(scores.starts),
         unexplained=int(judgement.unexplained.sum()),
-        shift=_shift(judgement, scores, temperature),
+        shift=_say_shift(judgement, scores, temperature),
     )
 
 
-def _distance(path: str, judgement: Judgement, index: int, responses: int) -> Distance:
-    """Returns how far the checkpoint with an index is from the sampler, and how many of the responses it explains."""
-    sizes = judgement.distances[index]
-    steps = STEP_FOLDER.findall(path)
+def _find_distance(path: str, judgement: Judgement, index: int, responses: int) -> Distance:
+    """Returns how far a checkpoint is from the sampler, and how many of the responses it explains.
+
+    Args:
+        path: the path of the checkpoint.
+        judgement: the judgement of the group.
+        index: the number of the checkpoint in the judgement.
+        responses: how many responses the group has.
+    """
+    token_distances = judgement.distances[index]
     explained = responses if judgement.remains[index] else 0
     if index in judgement.parts:
         explained = int(judgement.parts[index].sum())
+    # Folders above the checkpoint may have such a name too. The last one is its own.
+    versions = STEP_FOLDER.findall(path)
     return Distance(
         checkpoint=path,
-        version=int(steps[-1]) if steps else None,
-        mean=float(sizes.mean()),
-        most=float(numpy.quantile(sizes, 0.99)),
+        version=int(versions[-1]) if versions else None,
+        mean=float(token_distances.mean()),
+        most=float(numpy.quantile(token_distances, 0.99)),
         remains=bool(judgement.remains[index]),
         responses=explained,
     )
 
 
-def _shift(judgement: Judgement, scores: Scores, temperature: float) -> str | None:
-    """Returns in words how the sampler's distribution differs from the configured one; None: it doesn't."""
+def _say_shift(judgement: Judgement, scores: Scores, temperature: float) -> str | None:
+    """Says how the sampler's distribution differs from the configured one; None if it doesn't.
+
+    The text continues a sentence on how tokens were sampled.
+    """
     if judgement.shift is None:
         return None
     if judgement.shift == LEFT_OUT:
@@ -357,21 +439,24 @@ def _shift(judgement: Judgement, scores: Scores, temperature: float) -> str | No
             "others are raised, and none is lowered"
         )
     change = temperature_changes(scores)[judgement.remains][0]
-    return (
-        f"at a temperature of about {temperature * numpy.exp(-change):.4g}, where the configuration has {temperature:g}"
-    )
+    sampled_at = temperature * numpy.exp(-change)
+    # The configured temperature need not be the expected one: raw log-probabilities are at 1.
+    return f"with log-probabilities at a temperature of about {sampled_at:.4g} instead of {temperature:g}"
 
 
-def say(answer: Answer) -> str:
-    """Returns a line on the tokens of a step: what the trace says, which checkpoints remain, and how far they are."""
-    traced = "a version that the trace doesn't say" if answer.version is None else f"version {answer.version}"
-    head = f"{answer.verdict + ':':11}step {answer.step}, {answer.tokens} tokens, by the trace of {traced}"
-    if answer.parts:
-        return f"{head}: {_say_parts(answer)}."
+def say(answer: GroupAnswer) -> str:
+    """Returns the line that the command prints for an answer."""
+    version = "a version that the trace doesn't name"
+    if answer.version is not None:
+        version = f"version {answer.version} according to the trace"
+    head = f"{answer.verdict + ':':11}step {answer.step}, {answer.tokens} tokens, sampled by {version}"
+    if answer.partly_explaining:
+        return f"{head}: {_say_shares(answer)}."
     if not answer.remaining:
         nearest = answer.distances[0]
         return f"{head}: none of these weights sampled them, in float32 or bfloat16. The nearest are {nearest}."
-    text = f"{head}: {_begin(answer)} {answer.precision} from {' or '.join(map(str, answer.remaining))}"
+    remaining = " or ".join(str(distance) for distance in answer.remaining)
+    text = f"{head}: {_begin_sentence(answer)} {answer.precision} from {remaining}"
     others = [distance for distance in answer.distances if not distance.remains]
     if others:
         text += f"; the next are {others[0]}"
@@ -386,22 +471,32 @@ def say(answer: Answer) -> str:
     return f"{text}."
 
 
-def _begin(answer: Answer) -> str:
+def _begin_sentence(answer: GroupAnswer) -> str:
+    """Returns the beginning of a sentence that a precision must follow."""
     if answer.shift is None:
         return "sampled in"
     return "none of these weights sampled them as configured. They were sampled in"
 
 
-def _say_parts(answer: Answer) -> str:
-    """Returns which share of the responses each checkpoint explains, and which none of them does."""
-    shares = [f"{_share(part.responses, answer.responses)} from {part.checkpoint}" for part in answer.parts]
+def _say_shares(answer: GroupAnswer) -> str:
+    """Says which share of the responses each checkpoint explains, and which share no checkpoint explains.
+
+    Returns:
+        A sentence without its full stop. It also says how the sampler's distribution differs from the configured one.
+    """
+    shares = []
+    for distance in answer.partly_explaining:
+        shares.append(f"{_say_share(distance.responses, answer.responses)} from {distance.checkpoint}")
     if answer.unexplained:
-        shares.append(f"{_share(answer.unexplained, answer.responses)} from none of these weights")
-    text = f"{_begin(answer)} {answer.precision} from several weights: {', '.join(shares)}"
+        shares.append(f"{_say_share(answer.unexplained, answer.responses)} from none of these weights")
+    text = f"{_begin_sentence(answer)} {answer.precision}"
+    if len(answer.partly_explaining) > 1:
+        text += " from several weights"
+    text += f": {', '.join(shares)}"
     if answer.shift is not None:
         text += f", {answer.shift}"
     return text
 
 
-def _share(responses: int, total: int) -> str:
+def _say_share(responses: int, total: int) -> str:
     return f"{percent(responses / total)} of the responses ({responses} of {total})"
