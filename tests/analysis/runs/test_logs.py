@@ -22,7 +22,7 @@ from tests.analysis.runs.commands import clipx
 from tests.analysis.runs.example_runs import log_line, write_validation
 from verl_clipx.analysis.runs import run_log
 from verl_clipx.analysis.runs.folder import RunFolder, read_run
-from verl_clipx.analysis.runs.held_out import held_out_rewards
+from verl_clipx.analysis.runs.held_out import read_held_out_rewards
 from verl_clipx.analysis.runs.run_log import read_run_log
 from verl_clipx.training.trainer.log import kept_lines
 
@@ -86,7 +86,7 @@ def test_a_missing_log_says_how_to_get_one(tmp_path):
 
 def test_the_interval_is_over_problems_not_samples(tmp_path):
     write_validation(tmp_path, {10: [(1, 1), (1, 0)], 2: [(1, 0), (0, 0)]})
-    before, after = held_out_rewards(tmp_path)
+    before, after = read_held_out_rewards(tmp_path)
     assert (before.step, before.reward.mean, len(before.by_problem)) == (2, 0.25, 2)
     assert (after.step, after.reward.mean) == (10, 0.75)
     # Two problems with means 0.5 and 0: s/sqrt(2) = 0.25, t(0.975, 1) = 12.7062.
@@ -98,7 +98,7 @@ def test_scores_that_are_not_finite_are_left_out_and_counted(tmp_path):
         '{"input": "a", "score": NaN}\n{"input": "a", "score": 1}\n'
         '{"input": "b", "score": null}\n{"input": "c", "score": 0}\n{"input": "c", "score": -Infinity}\n'
     )
-    (found,) = held_out_rewards(tmp_path)
+    (found,) = read_held_out_rewards(tmp_path)
     assert found.by_problem == {"a": 1.0, "c": 0.0} and found.reward.mean == 0.5
     assert found.not_finite == 3
 
@@ -108,8 +108,14 @@ def test_the_length_of_answers_is_in_characters_and_unknown_without_them(tmp_pat
         '{"input": "a", "output": "one", "score": 1}\n{"input": "a", "output": "eleven", "score": 1}\n'
     )
     (tmp_path / "4.jsonl").write_text('{"input": "a", "score": 1}\n')
-    known, unknown = held_out_rewards(tmp_path)
+    # A sample without an answer is no answer of length 0, nor one of the length of "None".
+    (tmp_path / "5.jsonl").write_text(
+        '{"input": "a", "output": "eleven", "score": 1}\n{"input": "a", "score": 1}\n'
+        '{"input": "a", "output": null, "score": 1}\n'
+    )
+    known, unknown, partly_known = read_held_out_rewards(tmp_path)
     assert known.length == 4.5 and math.isnan(unknown.length)
+    assert partly_known.length == 6
 
 
 STEPS = [

@@ -14,7 +14,7 @@ from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.sameness import flat
 from verl_clipx.analysis.runs.settings import differing_values, settings_of
-from verl_clipx.analysis.runs.trained import what_was_trained
+from verl_clipx.analysis.runs.trained import describe_training
 from verl_clipx.run.record import record_of
 from verl_clipx.training.trainer.log import write_record
 
@@ -200,7 +200,7 @@ def test_a_model_whose_name_a_program_made_is_named_by_its_size(parameters, said
     record = record_of({MODEL: "policies/tiny_policy-43c84e590a02bc27-363b5dcf70fd609e", **REWARD_OF_TASK})
     record = replace(record, model=replace(record.model, parameters=parameters))
     run = Run("run", pandas.DataFrame({"actor/entropy": [1.0]}, index=[1]), record=record)
-    assert what_was_trained({"M": [run]}) == [f"A policy of {said} parameters on Countdown."]
+    assert describe_training({"M": [run]}) == [f"A policy of {said} parameters on Countdown."]
 
 
 @pytest.mark.parametrize(
@@ -214,25 +214,30 @@ def test_a_model_whose_name_a_program_made_is_named_by_its_size(parameters, said
         ({}, [{}], []),
         ({"trainer.nnodes": 1, "trainer.n_gpus_per_node": 2, "trainer.device": "cpu"}, [{}], ["2 workers on the CPU."]),
         ({"trainer.nnodes": 1, "trainer.n_gpus_per_node": 2}, [{"accelerators": 3}], ["2 accelerators."]),
+        ({"trainer.nnodes": 1, "trainer.n_gpus_per_node": 1}, [{}], ["1 accelerator."]),
         ({"data.train_files": "gsm8k.parquet"}, [{}], ["gsm8k.parquet."]),
         ({f"{ACTOR}.optim.lr": None, "trainer.nnodes": "x"}, [{}], []),
         # The name that a program gave, and the task that a reward's folder names.
         ({MODEL: "policies/tiny_policy-43c84e590a02bc27", **REWARD_OF_TASK}, [{}], ["tiny policy on Countdown."]),
         (REWARD_OF_TASK | {REWARD_PATH: "/x/knights_and_knaves/reward.py"}, [{}], ["Knights and knaves."]),
         (REWARD_OF_TASK | {REWARD_PATH: "/x/my_rewards.py", DATA: "gsm8k.parquet"}, [{}], ["gsm8k.parquet."]),
+        # A date is no hash, an abbreviation keeps its capitals, and a file's path has dots of its own.
+        ({MODEL: "/models/my-model-20250115"}, [{}], ["my-model-20250115."]),
+        ({REWARD_PATH: "/x/GSM8K/reward.py"}, [{}], ["GSM8K."]),
+        ({REWARD_PATH: "/x/gsm8k-v1.5/reward.py"}, [{}], ["Gsm8k-v1.5."]),
         ({MODEL: f"/hub/models--Qwen--Qwen2.5-0.5B/snapshots/{'ab' * 20}"}, [{}], ["Qwen2.5-0.5B."]),
     ],
 )
 def test_the_line_has_what_the_record_has(configuration, records, lines):
     log = pandas.DataFrame({"actor/entropy": [1.0]}, index=[1])
     runs = [Run("run", log, configuration, record_of(configuration, record)) for record in records]
-    assert what_was_trained({"M": runs}) == lines
+    assert describe_training({"M": runs}) == lines
 
 
 def test_settings_that_were_trained_otherwise_have_lines_with_their_labels():
     log = pandas.DataFrame({"actor/entropy": [1.0]}, index=[1])
     small, large = (Run("run", log, {DATA: "gsm8k.parquet", "data.train_batch_size": size}) for size in (8, 64))
-    assert what_was_trained({"A": [small, small], "B": [large], "C": [small]}) == [
+    assert describe_training({"A": [small, small], "B": [large], "C": [small]}) == [
         "A, C: gsm8k.parquet, 8 prompts a rollout batch.",
         "B: gsm8k.parquet, 64 prompts a rollout batch.",
     ]

@@ -36,7 +36,7 @@ from verl_clipx.analysis.report.title import choose_gravest, name_comparison, sa
 from verl_clipx.analysis.report.token_view import Section, choose_sections
 from verl_clipx.analysis.report.tokens import TokenSpread, spread_tokens
 from verl_clipx.analysis.runs import keys
-from verl_clipx.analysis.runs.trained import what_was_trained
+from verl_clipx.analysis.runs.trained import describe_training
 from verl_clipx.common.sentences import Finding
 
 
@@ -139,7 +139,7 @@ def analyse(runs: ReadRuns, title: str | None = None) -> Analysis:
         alarms=[alarm for alarm in alarms if alarm is not news],
         clipping=clipping,
         remarks=[*(alarm for alarm in diagnosed if alarm.kind is None), *rewards(settings, runs.baseline)],
-        trained=what_was_trained({setting.label: setting.runs for setting in settings}),
+        trained=describe_training({setting.label: setting.runs for setting in settings}),
         settings=list_settings(runs.settings),
         baseline=runs.baseline.label,
         differences=list_differences(runs.settings),

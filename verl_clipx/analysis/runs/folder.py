@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.batches import check_fingerprints
-from verl_clipx.analysis.runs.held_out import held_out_rewards
+from verl_clipx.analysis.runs.held_out import read_held_out_rewards
 from verl_clipx.analysis.runs.other_logs import is_of_wandb, read_wandb, reader_of
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.run_log import (
@@ -192,7 +192,7 @@ def read_run(path: Path) -> Run:
         )
         log = log.mask(is_too_large)
     folder = path if path.is_dir() else files.log.parent
-    validations = held_out_rewards(folder / VALIDATION) if path.is_dir() else []
+    validations = read_held_out_rewards(folder / VALIDATION) if path.is_dir() else []
     steps_not_finite = [reward.step for reward in validations if reward.not_finite]
     if steps_not_finite:
         not_finite[keys.HELD_OUT] = steps_not_finite

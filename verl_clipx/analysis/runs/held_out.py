@@ -10,18 +10,22 @@ import numpy
 from verl_clipx.common.files import file_names_in, parse_json, read_lines
 from verl_clipx.common.statistics.estimate import Estimate, estimate
 
+# The file of a validation is named by its step. A longer number would not fit into an integer of 64 bits.
+FILE_OF_STEP = re.compile(r"[0-9]{1,18}\.jsonl")
+
 
 @dataclass(frozen=True)
 class HeldOutReward:
-    """Mean reward on held-out problems, over the samples whose scores are finite.
+    """The reward of one validation on held-out problems, over the samples whose scores are finite.
 
     Args:
-        reward: mean over problems of the mean over a problem's samples, with its interval over problems, which are the
-            independent units.
-        by_problem: the mean over the samples of each problem, by its prompt.
-        not_finite: number of samples whose score is NaN, infinite or null.
-        length: mean number of characters of a sample's answer; NaN if the file has no answers.
-        samples: of the problem that has most.
+        step: the training step after which the validation ran.
+        reward: the mean over problems; the value of a problem is the mean over its samples. The interval is over
+            problems, since only these are independent of each other.
+        by_problem: from the prompt of each problem to the mean over its samples.
+        not_finite: the number of samples whose score is NaN, infinite or null.
+        length: the mean number of characters of an answer; NaN if the file has no answers, or only empty ones.
+        samples: the number of samples of the problem that has the most. Those without a finite score count too.
     """
 
     step: int
@@ -32,22 +36,25 @@ class HeldOutReward:
     samples: int = 1
 
 
-def held_out_rewards(folder: Path) -> list[HeldOutReward]:
-    """Returns the rewards of every validation, by step.
+def read_held_out_rewards(folder: Path) -> list[HeldOutReward]:
+    """Returns the reward of each validation of a run, in the order of their steps.
 
     Args:
-        folder: trainer.validation_data_dir of the run; holds one `<step>.jsonl` a validation, with `input` and `score`
-            on each line. It may be missing.
+        folder: the run's trainer.validation_data_dir, which may be missing. It has a file `<step>.jsonl` for each
+            validation, with a line for each sample: a JSON object with `input` and `score`, and perhaps `output`.
+            Other files are ignored.
 
     Raises:
         OSError: the folder cannot be read.
-        ValueError: a file is empty or of something else; names the line.
+        ValueError: a file is empty, or a line is not such an object; the message names the file or the line.
     """
-    found = [folder / name for name in file_names_in(folder) if re.fullmatch(r"[0-9]{1,18}\.jsonl", name)]
-    return [_read(path) for path in sorted(found, key=lambda path: int(path.stem))]
+    paths = [folder / name for name in file_names_in(folder) if FILE_OF_STEP.fullmatch(name)]
+    paths.sort(key=lambda path: int(path.stem))
+    return [_read_validation(path) for path in paths]
 
 
-def _read(path: Path) -> HeldOutReward:
+def _read_validation(path: Path) -> HeldOutReward:
+    """Reads the file of one validation; raises ValueError as `read_held_out_rewards` does."""
     scores: dict[str, list[float]] = {}
     lengths: list[int] = []
     for number, line in enumerate(read_lines(path), 1):
@@ -55,18 +62,28 @@ def _read(path: Path) -> HeldOutReward:
         entry = parse_json(line, where)
         try:
             score = math.nan if entry["score"] is None else float(entry["score"])
-            scores.setdefault(str(entry["input"]), []).append(score)
-            lengths.append(len(str(entry.get("output", ""))))
+            problem = str(entry["input"])
+            answer = entry.get("output")
         except (KeyError, TypeError, ValueError, OverflowError):
             raise ValueError(
-                f"{where}: no `input` with a number `score`; remove the file to go on without it"
+                f"{where}: needs `input`, and a number as `score`. To go on without this validation, remove the file."
             ) from None
+        scores.setdefault(problem, []).append(score)
+        if answer is not None:
+            lengths.append(len(str(answer)))
     if not scores:
-        raise ValueError(f"{path}: empty; remove it to go on without it")
-    finite = {problem: [value for value in values if math.isfinite(value)] for problem, values in scores.items()}
-    by_problem = {problem: float(numpy.mean(values)) for problem, values in finite.items() if values}
-    reward = estimate(list(by_problem.values())) if by_problem else Estimate(math.nan)
-    samples, known = (sum(map(len, of_problem.values())) for of_problem in (scores, finite))
-    length = float(numpy.mean(lengths)) if any(lengths) else math.nan
-    most = max(map(len, scores.values()))
-    return HeldOutReward(int(path.stem), reward, by_problem, samples - known, length, most)
+        raise ValueError(f"{path}: empty. To go on without this validation, remove the file.")
+    finite_scores: dict[str, list[float]] = {}
+    for problem, values in scores.items():
+        finite_scores[problem] = [value for value in values if math.isfinite(value)]
+    by_problem = {problem: float(numpy.mean(values)) for problem, values in finite_scores.items() if values}
+    number_of_samples = sum(len(values) for values in scores.values())
+    number_of_finite = sum(len(values) for values in finite_scores.values())
+    return HeldOutReward(
+        step=int(path.stem),
+        reward=estimate(list(by_problem.values())) if by_problem else Estimate(math.nan),
+        by_problem=by_problem,
+        not_finite=number_of_samples - number_of_finite,
+        length=float(numpy.mean(lengths)) if any(lengths) else math.nan,
+        samples=max(len(values) for values in scores.values()),
+    )
