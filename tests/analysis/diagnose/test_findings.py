@@ -11,7 +11,7 @@ from tests.analysis.runs.example_runs import write_log, write_validation
 from verl_clipx.analysis.diagnose.findings import collapses, diagnoses, rewards
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.folder import read_run
-from verl_clipx.analysis.runs.held_out import held_out_rewards
+from verl_clipx.analysis.runs.held_out import read_held_out_rewards
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.settings import Setting, settings_of
 
@@ -44,7 +44,9 @@ def held_out(folder, label, *runs):
     folders = [folder / f"{label}{index}" for index in range(len(runs))]
     for one, scores in zip(folders, runs, strict=True):
         write_validation(one, scores)
-    return Setting(label, [run({keys.REWARD: [0.1]}, held_out=held_out_rewards(one), name=one.name) for one in folders])
+    return Setting(
+        label, [run({keys.REWARD: [0.1]}, held_out=read_held_out_rewards(one), name=one.name) for one in folders]
+    )
 
 
 @pytest.mark.parametrize(

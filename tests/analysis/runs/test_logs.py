@@ -213,7 +213,7 @@ def test_a_cell_of_any_length_is_read_over(tmp_path):
 def test_a_number_that_cannot_be_read_is_said(tmp_path):
     text = 'Step,a - actor/entropy,a - response_length/mean,a - note\n1,0.5,"1,234.5",x\n'
     (tmp_path / "mine.csv").write_text(text)
-    assert "mine.csv: not a number, and ignored: response_length/mean '1,234.5'" in clipx(
+    assert "mine.csv: response_length/mean is '1,234.5', which is not a number; ignored." in clipx(
         "diagnose", tmp_path / "mine.csv"
     )
 

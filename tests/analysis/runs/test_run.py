@@ -13,7 +13,7 @@ from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.sameness import flat
-from verl_clipx.analysis.runs.settings import differing_values, settings_of
+from verl_clipx.analysis.runs.settings import find_differing_values, settings_of
 from verl_clipx.analysis.runs.trained import describe_training
 from verl_clipx.run.record import record_of
 from verl_clipx.training.trainer.log import write_record
@@ -57,7 +57,7 @@ def test_seeds_names_and_places_do_not_make_a_setting(make):
     given = {"a": (1, "acpo"), "b": (2, "acpo"), "c": (1, "grpo")}
     settings = settings_of([make(name, of_method(name, seed, method=one)) for name, (seed, one) in given.items()])
     assert [(one.label, [run.name for run in one.runs]) for one in settings] == [("ACPO", ["a", "b"]), ("GRPO", ["c"])]
-    apart = differing_values([one.runs[0] for one in settings])
+    apart = find_differing_values([one.runs[0] for one in settings])
     # The methods' parameters, with their defaults.
     assert apart.pop("clipx.method") == ['"acpo"', '"grpo"'] and apart["clipx.alpha"] == ["3", None]
     assert {key.partition(".")[0] for key in apart} == {"clipx"}

@@ -34,7 +34,7 @@ def name_sources(run: Run) -> str:
 
 def explain_skipped(run: Run) -> str:
     """Says what skipped updates leave, and what to look at."""
-    subject = "The policy" if run.fate_of_not_finite_updates == "skipped" else "If skipped, the policy"
+    subject = "The policy" if run.takes_not_finite_updates is False else "If skipped, the policy"
     return f"{subject} stayed as it was, so that such a step shows less of the method. {name_sources(run)}"
 
 

@@ -72,13 +72,13 @@ OF_NORM = {"reads": (keys.SKIPPED_UPDATES, keys.GRADIENT_NORM), "link": "docs/re
 @rule(TAKEN, Kind.FACT, about=(STRATEGY,), remedy=resume_before, **OF_NORM)
 def find_taken_updates(run: Run) -> Onset | None:
     # Met by an update whose gradient is not finite, under Megatron, where verl takes it.
-    return _not_finite_updates(run) if run.fate_of_not_finite_updates == "taken" else None
+    return _find_not_finite_updates(run) if run.takes_not_finite_updates else None
 
 
 @rule("skipped updates", Kind.FACT, remedy=explain_skipped, **OF_NORM)
 def find_skipped_updates(run: Run) -> Onset | None:
     # Met by an update whose gradient is not finite, under every other engine, where verl skips it.
-    return _not_finite_updates(run) if run.fate_of_not_finite_updates != "taken" else None
+    return None if run.takes_not_finite_updates else _find_not_finite_updates(run)
 
 
 def steps_with_not_finite_gradient(run: Run) -> list[int]:
@@ -92,7 +92,7 @@ def steps_with_not_finite_gradient(run: Run) -> list[int]:
     return list(counts.index[counts > 0])
 
 
-def _not_finite_updates(run: Run) -> Onset | None:
+def _find_not_finite_updates(run: Run) -> Onset | None:
     """Finds the first step with an update whose gradient is not finite, and counts such updates since."""
     steps = steps_with_not_finite_gradient(run)
     if not steps:
@@ -113,7 +113,10 @@ def _count_not_finite_updates(run: Run, steps: list[int], trained_since: int) ->
         steps: those with such an update.
         trained_since: how many steps were trained since the first of them.
     """
-    fate = run.fate_of_not_finite_updates
+    if run.takes_not_finite_updates is None:
+        fate = "skipped or taken, depending on the engine,"
+    else:
+        fate = "taken" if run.takes_not_finite_updates else "skipped"
     updates = run.log[keys.SKIPPED_UPDATES][steps].sum() if keys.SKIPPED_UPDATES in run.log else numpy.nan
     if not numpy.isfinite(updates):
         return f"updates {fate} in {len(steps)} of {trained_since} steps since, how many this log does not say"

@@ -11,7 +11,7 @@ from verl_clipx.analysis.report.numbers import SettingNumbers
 from verl_clipx.analysis.report.palette import DrawnSetting
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.held_out import HeldOutReward
-from verl_clipx.analysis.runs.settings import differing_parts
+from verl_clipx.analysis.runs.settings import remove_shared_parts
 from verl_clipx.losses.applying.metric_listing import every_metric
 from verl_clipx.losses.base.metric import Metric
 from verl_clipx.losses.methods import METHODS
@@ -211,7 +211,7 @@ def _names_in_legend(metric_keys: Sequence[str]) -> dict[str, str]:
     """Returns what a legend calls each metric: its key without what all keys begin or end with; "" for the only one."""
     if len(metric_keys) == 1:
         return {metric_keys[0]: ""}
-    parts = differing_parts([key.split("/") for key in metric_keys])
+    parts = remove_shared_parts([key.split("/") for key in metric_keys])
     return {key: "/".join(part).replace("_", " ") for key, part in zip(metric_keys, parts, strict=True)}
 
 

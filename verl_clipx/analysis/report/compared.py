@@ -8,7 +8,7 @@ import pandas
 from verl_clipx.analysis.report.palette import DrawnSetting
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
-from verl_clipx.analysis.runs.settings import Setting, differing_values, numbered
+from verl_clipx.analysis.runs.settings import Setting, find_differing_values, number_hashes
 from verl_clipx.losses.base.parameters import NODE
 
 # Stands for a value that a setting doesn't have.
@@ -110,8 +110,8 @@ def list_differences(settings: Sequence[Setting]) -> dict[str, list[str]]:
     method_parameters: dict[str, list[str | None]] = {}
     # All runs of a setting agree in what makes up the setting, so that the first one stands for them.
     first_runs = [setting.runs[0] for setting in settings]
-    for key, values in differing_values(first_runs).items():
-        texts = [None if value is None else _without_quotes(value) for value in numbered(values)]
+    for key, values in find_differing_values(first_runs).items():
+        texts = [None if value is None else _without_quotes(value) for value in number_hashes(values)]
         if _is_of_plugin(key) and None in texts:
             method_parameters[key.removeprefix(f"{NODE}.")] = texts
         else:

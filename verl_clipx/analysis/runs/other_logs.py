@@ -17,27 +17,35 @@ from verl_clipx.common.files import GZIP, as_utf8, read_bytes, read_text
 
 EVENTS = "events.out.tfevents.*"
 
-# Columns that have the step: the first in the export of a panel, the others in that of a run's history.
+# The names of the step's column: the first one is that of an exported panel, the others are those of a run's history.
 STEP_COLUMNS = ("Step", "_step", "step", "training/global_step")
-# The columns among them that are never a metric, while training/global_step is one of verl's too.
-STEPS_ALONE = ("Step", "_step", "step")
-ONE_RUN = "Name one as wandb://entity/project/run, with the run's ID, or export each by itself."
-# What W&B adds to a panel's columns: the range of a value.
+# The step's columns that are never a metric. verl logs training/global_step as a metric too.
+NEVER_METRICS = ("Step", "_step", "step")
+NAME_ONE_RUN = "Name one as wandb://entity/project/run, with the run's ID, or export each by itself."
+# W&B adds columns with the range of a value to an exported panel. Their names end like this.
 RANGE_COLUMN = re.compile(r"__(MIN|MAX)$")
-# The index that pandas writes before the columns of a table, by the names that it gives it when it reads the table.
+# The names of the columns in which pandas keeps the index of a table that it wrote and read again.
 INDEX_COLUMN = re.compile(r"Unnamed: \d+(\.\d+)*|index|level_0")
-# W&B's page and its API export a table of runs, a row a run. It has this column, or two of the others.
+# W&B's page and its API also export a table of runs, with one row for each run. It has the column `name`, or at least
+# two of TABLE_COLUMNS.
 NAME_COLUMN = "name"
 TABLE_COLUMNS = frozenset({"id", "state", "created", "created_at", "runtime", "user", "sweep", "tags", "notes", "url"})
 
 
 def is_of_wandb(path: Path) -> bool:
-    """Returns whether a path is wandb://entity/project/run, of which `Path` keeps a single slash."""
+    """Returns whether a path is wandb://entity/project/run. `Path` makes a single slash of the two."""
     return path.parts[:1] == ("wandb:",)
 
 
 class Scalar(NamedTuple):
-    """A value that TensorBoard logged, and when."""
+    """A value that TensorBoard logged. Scalars sort by time.
+
+    Args:
+        time: when it was logged, in seconds since 1970.
+        step: the training step.
+        metric: the metric's key.
+        value: the value.
+    """
 
     time: float
     step: int
@@ -46,11 +54,14 @@ class Scalar(NamedTuple):
 
 
 Reader = Callable[[Path], Log]
-"""Reads a log."""
+"""A function that reads the log at a path."""
 
 
 def reader_of(path: Path) -> Reader | None:
-    """Returns the function that reads a log other than verl's file log; None for a file log, or if there is none."""
+    """Returns the function that reads a log other than verl's file log.
+
+    It is None for verl's file log, and if the path has no log.
+    """
     if path.is_dir():
         if any(path.rglob(EVENTS)):
             return read_tensorboard
@@ -71,13 +82,16 @@ def reader_of(path: Path) -> Reader | None:
 
 
 def read_tensorboard(path: Path) -> Log:
-    """Returns the scalars that TensorBoard's files of a run have.
+    """Reads the scalars in TensorBoard's event files of one run.
+
+    Where a resumed run repeats steps, the later values count; see `last_run`.
 
     Args:
-        path: the folder that they are in, or one above it.
+        path: the folder of the event files, or a folder above it.
 
     Raises:
-        ValueError: several folders have such files, so that there are several runs.
+        ValueError: more than one folder has event files, so there are several runs, or the steps in one folder are of
+            several runs.
         ModuleNotFoundError: tensorboard, which comes with verl, is not installed.
     """
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
@@ -86,57 +100,68 @@ def read_tensorboard(path: Path) -> Log:
     if len(folders) > 1:
         names = ", ".join(str(folder.relative_to(path)) for folder in folders)
         raise ValueError(f"{path}: {len(folders)} runs ({names}). Name each by its folder.")
-    # A guidance of 0 keeps every value, where TensorBoard would draw some.
+    # 0 keeps all values. By default TensorBoard keeps a random sample of them.
     events = EventAccumulator(str(folders[0]), size_guidance={SCALARS: 0}).Reload()
     scalars: list[Scalar] = []
     for metric in events.Tags()[SCALARS]:
         for event in events.Scalars(metric):
-            scalars.append(Scalar(event.wall_time, event.step, metric, float(event.value)))
-    # In the order in which they were logged: a resumed run repeats steps, of which `last_run` takes the later ones.
+            scalar = Scalar(time=event.wall_time, step=event.step, metric=metric, value=float(event.value))
+            scalars.append(scalar)
+    # `last_run` expects the order in which the values were logged, since a resumed run repeats steps. groupby joins
+    # only neighbours, so that a repeated step remains an entry of its own.
     scalars.sort()
-    entries = [
-        Entry(step, {scalar.metric: scalar.value for scalar in scalars_of_step})
-        for step, scalars_of_step in itertools.groupby(scalars, key=lambda scalar: scalar.step)
-    ]
+    entries: list[Entry] = []
+    for step, scalars_of_step in itertools.groupby(scalars, key=lambda scalar: scalar.step):
+        values = {scalar.metric: scalar.value for scalar in scalars_of_step}
+        entries.append(Entry(step=step, data=values))
     return last_run(path, entries)
 
 
-def read_exports(path: Path) -> Log:
-    """Reads W&B's exports of one run: its panels or its history, as CSV.
+# A number begins with one of these. So does one with a thousands separator or a decimal comma, which can't be read.
+BEGINNINGS_OF_NUMBERS = "+-.0123456789"
 
-    A cell that is empty or a word is no value, and one that is `NaN` is. A text that begins as a number does but is
-    none, such as 1,234.5, gives a warning, one for each metric.
+
+def read_exports(path: Path) -> Log:
+    """Reads W&B's exports of one run, as CSV: exported line panels, or the run's exported history.
+
+    Empty cells and words are ignored, and so are rows without a step. `NaN` is a value. A text that only begins like a
+    number, such as 1,234.5, is ignored too, with one warning for each metric.
 
     Args:
         path: a CSV file, or a folder whose CSV files are all read.
 
     Raises:
-        ValueError: a file is no table, has no column of steps or a row a run; or the files are of several runs.
+        ValueError: a file is not a table, has no step column, or is W&B's table of runs; a step is not a whole number;
+            a step has two values of one metric; or the panels' columns name several runs.
     """
     rows: Rows = {}
     runs: set[str] = set()
-    unread: dict[str, str] = {}
+    texts_like_numbers: dict[str, str] = {}
     files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
     for file in files:
         table, step_column = read_table(file)
         runs.update(runs_in(table))
         if len(runs) > 1:
-            raise ValueError(f"{file}: {len(runs)} runs ({', '.join(sorted(runs))}). {ONE_RUN}")
-        for row in table[table[step_column] != ""].to_dict("records"):
+            raise ValueError(f"{file}: {len(runs)} runs ({', '.join(sorted(runs))}). {NAME_ONE_RUN}")
+        rows_with_step = table[table[step_column] != ""]
+        for row in rows_with_step.to_dict("records"):
             step = step_in(file, row[step_column])
             texts = texts_by_metric(row, step_column)
             values = numbers_in(texts)
             add_values(rows, step, values, file)
             for metric, text in texts.items():
-                if metric not in values and text[0] in "+-.0123456789":
-                    unread[metric] = text
-    for metric, text in unread.items():
-        warnings.warn(f"{path}: not a number, and ignored: {metric} {repr(text)[:60]}", stacklevel=2)
+                if metric not in values and text[0] in BEGINNINGS_OF_NUMBERS:
+                    texts_like_numbers[metric] = text
+    for metric, text in texts_like_numbers.items():
+        warnings.warn(f"{path}: {metric} is {text!r:.60}, which is not a number; ignored.", stacklevel=2)
     return Log(rows)
 
 
 def runs_in(table: pandas.DataFrame) -> set[str]:
-    """Returns the names of the runs in a panel's export, whose columns are called `RUN - METRIC`; none in a history."""
+    """Returns the names of the runs in an exported panel, whose columns are called `RUN - METRIC`.
+
+    It is empty for a history, whose columns are called as the metrics.
+    """
     metric_columns = [name for name in table if name not in STEP_COLUMNS]
     names = {name.rpartition(" - ")[0] for name in metric_columns}
     return names - {""}
@@ -146,10 +171,11 @@ def read_table(file: Path) -> tuple[pandas.DataFrame, str]:
     """Reads a CSV file.
 
     Returns:
-        Its cells as texts, without the columns that pandas and W&B's ranges add; and the name of its step column.
+        The table's cells as texts, without the columns of pandas's index and of W&B's ranges; and the name of the
+        table's step column.
 
     Raises:
-        ValueError: it is no table, is W&B's table of runs, or has no column of steps.
+        ValueError: the file is not a table, is W&B's table of runs, or has no step column.
     """
     text = read_text(file)
     # A spreadsheet may save with another separator. Where that is a semicolon, its decimal mark may be a comma.
@@ -176,60 +202,62 @@ def read_table(file: Path) -> tuple[pandas.DataFrame, str]:
 
 
 def step_in(file: Path, text: str) -> int:
-    """Returns the step that a cell has; raises ValueError if it is no whole number."""
+    """Returns the step in a cell; raises ValueError, which names the file, if the cell has no whole number."""
     step = numbers_in({"step": text}).get("step", math.nan)
-    # Beyond this, float64 can't tell neighbouring steps apart; NaN is not below it either.
+    # Beyond this, float64 can't tell neighbouring steps apart. For NaN the comparison is False.
     if not abs(step) <= 2**53 or step % 1:
         raise ValueError(f"{file}: {text!r:.60} is not a training step.")
     return int(step)
 
 
 def texts_by_metric(row: dict[str, str], step_column: str) -> dict[str, str]:
-    """Returns the texts in a row of a table by their metrics, without empty ones and without the step."""
+    """Returns the texts in a row of a table, from the metric to the text, without empty texts and without the step."""
     texts = {}
     for name, text in row.items():
-        if name not in (step_column, *STEPS_ALONE) and text.strip():
-            texts[name.rpartition(" - ")[2]] = text.strip()
+        if name not in (step_column, *NEVER_METRICS) and text.strip():
+            # A panel's column is called `RUN - METRIC`.
+            metric = name.rpartition(" - ")[2]
+            texts[metric] = text.strip()
     return texts
 
 
 def add_values(rows: Rows, step: int, values: dict[str, float], file: Path) -> None:
-    """Adds values to those that a step has.
+    """Adds a step's values to those that were read so far.
 
     Args:
         rows: what was read so far; changed in place.
         step: the step of the values.
         values: from a metric to its value.
-        file: where they stand, for the message.
+        file: the file that has the values, for the message.
 
     Raises:
-        ValueError: the step has another value of one of these metrics.
+        ValueError: the step already has another value of one of these metrics.
     """
     row = rows.setdefault(step, {})
     for metric, value in values.items():
-        # NaN is the same as NaN here.
+        # By their texts, NaN equals NaN.
         if metric in row and repr(row[metric]) != repr(value):
             raise ValueError(
                 f"{file}, step {step}: there is a second value of {metric}, so the file seems to hold several "
-                f"runs. {ONE_RUN}"
+                f"runs. {NAME_ONE_RUN}"
             )
     row.update(values)
 
 
 def is_table_of_runs(columns: Iterable[str]) -> bool:
-    """Returns whether columns are those of W&B's table of runs."""
+    """Returns whether the names of a table's columns are those of W&B's table of runs."""
     names = {column.lower() for column in columns}
     return NAME_COLUMN in names or len(names & TABLE_COLUMNS) > 1
 
 
 def read_wandb(path: Path) -> Log:
-    """Asks W&B for a run: all the numbers that it logged, its name and its configuration.
+    """Reads a run from W&B's server: all numbers that it logged, its name and its configuration.
 
     Args:
         path: wandb://entity/project/run.
 
     Raises:
-        ValueError: the path has not three parts, or W&B refuses: it has no such run, or nobody is logged in.
+        ValueError: the path does not have three parts after wandb://, W&B has no such run, or nobody is logged in.
         ModuleNotFoundError: wandb, which comes with verl, is not installed.
     """
     name = "/".join(path.parts[1:])

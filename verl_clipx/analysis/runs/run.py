@@ -1,4 +1,7 @@
-"""A run as what reads it sees it: its numbers, its configuration and where its traces are. Needs pandas alone."""
+"""A run as the commands that read runs see it: its numbers, its configuration and where its traces are.
+
+Importing this takes no library but pandas.
+"""
 
 import json
 import re
@@ -19,8 +22,8 @@ if TYPE_CHECKING:
     from verl_clipx.analysis.runs.held_out import HeldOutReward
     from verl_clipx.run.trace_format import Shard
 
-# A run's name as the recipes write it: the setting, then its seed.
-_NAME = re.compile(r"(?P<setting>.+?)-seed(?P<seed>\d+)")
+# A run's name as the recipes write it: the setting, then the seed.
+_NAME_WITH_SEED = re.compile(r"(?P<setting>.+?)-seed(?P<seed>\d+)")
 
 
 # Two runs are the same only if they are one object: tables have no truth value.
@@ -29,17 +32,17 @@ class Run:
     """A run.
 
     Args:
-        name: of its folder or of its log.
-        log: a row a step, a column a metric, from `run_log.table_of`.
+        name: the name of its folder or of its log.
+        log: a row for each step, a column for each metric, from `run_log.table_of`.
         configuration: from a dotted key to what the record keeps of its value; empty if none was written down.
-        record: what the run is. By default it is made from the configuration; it then replaces the configuration by
-            the part that a record keeps.
+        record: what the run is. By default it is made from the configuration. The configuration is then replaced by
+            the part of it that the record keeps.
         held_out: the rewards of its validations that have a finite score.
         traces: the folder where its traces are, if it wrote any.
-        batches: step to the fingerprints of its rollout batch, as `training.worker.fingerprints` makes them; empty for
-            a log that has none.
-        not_finite: metric to the steps at which it was logged as NaN, infinity or null; `keys.HELD_OUT` to the steps
-            whose validation has a sample with such a score.
+        batches: from a step to the fingerprints of its rollout batch, as `training.worker.fingerprints` makes them;
+            empty for a log that has none.
+        not_finite: from a metric to the steps at which it was logged as NaN, infinity or null. `keys.HELD_OUT` stands
+            for the steps whose validation has a sample with such a score.
     """
 
     name: str
@@ -63,7 +66,7 @@ class Run:
 
     @cached_property
     def shards(self) -> list["Shard"]:
-        """The files of its traces: each has the tokens of an update that one rank traced. Empty without traces."""
+        """The files of its traces: each has the tokens that one rank traced in one update. Empty without traces."""
         # This import takes long: it imports pyarrow.
         from verl_clipx.run.trace_format import shards_in
 
@@ -76,72 +79,73 @@ class Run:
 
         Args:
             step: the training step.
-            update: an update on its rollout batch; None for all of them.
+            update: the number of an update on the step's rollout batch, from 0; None for all updates.
         """
-        of_step = [shard for shard in self.shards if shard.step == step]
+        shards_of_step = [shard for shard in self.shards if shard.step == step]
         if update is None:
-            return of_step
-        return [shard for shard in of_step if shard.update == update]
+            return shards_of_step
+        return [shard for shard in shards_of_step if shard.update == update]
 
     @property
     def seed(self) -> int | None:
-        """The seed of the training; None if nothing says it."""
+        """The seed of the data's order, data.seed; None if it is unknown.
+
+        If the record does not have it, it is the seed in the run's name, such as `acpo-seed3`.
+        """
         if self.record.seeds.data is not None:
             return self.record.seeds.data
-        named = _NAME.fullmatch(self.name)
-        return int(named["seed"]) if named else None
+        match = _NAME_WITH_SEED.fullmatch(self.name)
+        return int(match["seed"]) if match else None
 
     @property
     def method(self) -> str:
         """The name of the loss that it trained with, without `clipx_`.
 
-        It is a method of the plugin's or, where the plugin only observes or is not used, verl's loss_mode. If neither
-        is written down, it is the run's name without its seed.
+        This is the plugin's method. If the plugin only observes, or is not used, it is verl's loss_mode. If neither is
+        written down, it is the run's name without the seed.
         """
         loss = self.record.loss
-        is_verls = loss.method in (None, OBSERVE)
-        method = loss.mode if is_verls else loss.method
+        is_loss_of_verl = loss.method in (None, OBSERVE)
+        method = loss.mode if is_loss_of_verl else loss.method
         if not method:
-            named = _NAME.fullmatch(self.name)
-            method = named["setting"] if named else self.name
+            match = _NAME_WITH_SEED.fullmatch(self.name)
+            method = match["setting"] if match else self.name
         return str(method).removeprefix("clipx_")
 
     @property
     def loss(self) -> str:
-        """The method as the page calls it: `ACPO`, or of a user's own loss the name that its author gave it."""
-        own = self.record.loss.function
-        if own:
+        """The name of the loss in reports: `ACPO`; for a user's own loss, the name of its function."""
+        own_function = self.record.loss.function
+        if own_function:
             # It is written as package.module:name.
-            return str(own).rpartition(":")[2]
+            return str(own_function).rpartition(":")[2]
         if self.method == self.name:
             return self.name
         return self.method.upper().replace("_", " ")
 
     @cached_property
     def significant(self) -> dict[str, str]:
-        """What makes up its setting, from a dotted key to the value in JSON; see `sameness.setting_of_run`."""
+        """The values that make up its setting, from a dotted key to JSON; see `sameness.setting_of_run`."""
         from verl_clipx.analysis.runs.sameness import setting_of_run
 
         values = setting_of_run(self.configuration)
         return {key: json.dumps(value, default=str) for key, value in sorted(values.items())}
 
     def values(self, key: str) -> pandas.Series:
-        """Returns a metric's finite values by step; empty if the run did not log it."""
+        """Returns a metric's finite values by step; empty if the run logged none."""
         if key not in self.log:
             return pandas.Series(dtype=float)
         values = self.log[key]
         return values[numpy.isfinite(values)]
 
     @property
-    def fate_of_not_finite_updates(self) -> str:
-        """What verl 0.9.1 did with updates whose gradient is not finite: `skipped`, or `taken`, by the run's engine.
+    def takes_not_finite_updates(self) -> bool | None:
+        """Whether verl 0.9.1 takes updates whose gradient is not finite; None if the run's engine is unknown.
 
-        Of a run that does not say its engine it is a part of a sentence with both.
+        It takes them under Megatron, and skips them under every other engine.
         """
         engine = self.record.training.name
-        if engine is None:
-            return "skipped or taken, depending on the engine,"
-        return "taken" if engine == "megatron" else "skipped"
+        return None if engine is None else engine == "megatron"
 
     @property
     def schedule(self) -> Schedule:

@@ -1,7 +1,8 @@
-"""Runs grouped by setting, and what sets the settings apart."""
+"""Groups runs by setting, and finds what sets the settings apart."""
 
 import json
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import pandas
@@ -12,10 +13,9 @@ from verl_clipx.run.kept_values import is_hash
 
 GRPO_METHOD = "grpo"
 
-# A run that nothing but its folder's name describes is labelled by it. A longer name is cut to what sets it apart.
+# A run without a configuration is labelled by its folder's name. If one of these names is longer than this, the labels
+# keep only the parts in which the names differ.
 LONGEST_NAME = 20
-
-_NO_TABLE = pandas.DataFrame(dtype=float)
 
 
 @dataclass(frozen=True)
@@ -23,35 +23,43 @@ class Setting:
     """The runs that differ only in seeds, names and places.
 
     Args:
-        label: what the page calls it: the method and, where methods repeat, what else sets it apart.
-        runs: at least one.
+        label: the name of the setting in reports: the method and, where methods repeat, what else sets it apart.
+        runs: its runs, at least one.
     """
 
     label: str
     runs: list[Run] = field(default_factory=list)
 
     def table(self, key: str) -> pandas.DataFrame:
-        """Returns a metric's values: a row for each step that all its runs have, a column for each run.
+        """Returns a metric's values: a row for each step at which every run has a finite value, a column for each run.
 
-        The table is empty, without a column, where a run does not log the metric.
+        The columns are numbered from 0, in the order of `runs`. If a run has no finite value of the metric, the table
+        is empty and has no column.
         """
         values_of_runs = [run.values(key) for run in self.runs]
-        if not all(map(len, values_of_runs)):
-            return _NO_TABLE
+        if any(values.empty for values in values_of_runs):
+            return pandas.DataFrame(dtype=float)
         return pandas.concat(values_of_runs, axis=1, join="inner", keys=range(len(values_of_runs)))
 
     def bins(self, name: str) -> list[str]:
-        """Returns the keys of a metric of probability bins; none unless all its runs log a finite value of each."""
+        """Returns the keys of a metric that is logged for each probability bin, in the order of the bins.
+
+        It is empty unless, for each of these keys, the runs have a step at which all of them have a finite value.
+
+        Args:
+            name: the metric's name, without the bin.
+        """
         logged_keys = {key for run in self.runs for key in run.log}
         bin_keys = keys.of_bins(name, logged_keys)
-        if not all(len(self.mean(key)) for key in bin_keys):
+        if any(self.mean(key).empty for key in bin_keys):
             return []
         return bin_keys
 
     def name_of(self, run: Run) -> str:
         """Names one of its runs: the label with the seed or, if that does not single it out, with the run's name.
 
-        A single run of unknown seed is named by the label, and so is one whose label is its name.
+        The only run of a setting is named by the label alone if its seed is unknown, or if the label is already its
+        name.
         """
         if self.label != run.name and run.seed is not None and len(self.runs_by_seed[run.seed]) == 1:
             return f"{self.label}, seed {run.seed}"
@@ -61,20 +69,21 @@ class Setting:
 
     @property
     def seeds(self) -> int:
-        """The number of its independent runs: runs of one seed count as one, and each run of unknown seed counts."""
+        """The number of its independent runs. Runs of one seed count as one run; each run of unknown seed counts."""
         return len(self.runs_by_seed)
 
     def by_seed(self, table: pandas.DataFrame) -> pandas.DataFrame:
-        """Returns the means over the runs of each seed, a column a seed.
+        """Returns the means over the runs of each seed: one column for each seed.
 
         Args:
-            table: a column a run, in their order.
+            table: one column for each run, in the order of `runs`; so not the empty table of a missing metric.
         """
-        return pandas.DataFrame({seed: table.iloc[:, runs].mean(axis=1) for seed, runs in self.runs_by_seed.items()})
+        means = {seed: table.iloc[:, places].mean(axis=1) for seed, places in self.runs_by_seed.items()}
+        return pandas.DataFrame(means)
 
     @property
     def runs_by_seed(self) -> dict[int | str, list[int]]:
-        """The indices of its runs by seed; one of unknown seed is by itself, under a name that no other setting has."""
+        """The indices of its runs by seed. Each run of unknown seed is alone, under a key that no other setting has."""
         runs_by_seed: dict[int | str, list[int]] = {}
         for index, run in enumerate(self.runs):
             seed = f"{self.label}, run {index}" if run.seed is None else run.seed
@@ -82,30 +91,32 @@ class Setting:
         return runs_by_seed
 
     def mean(self, key: str) -> pandas.Series:
-        """Returns a metric by step, its mean over runs; empty where no run logs it."""
+        """Returns the mean of a metric over the runs, by step; empty unless all runs log a finite value."""
         return self.table(key).mean(axis=1)
 
 
 def collect_setting_values(runs: list[Run]) -> list[dict[str, str]]:
     """Returns the values that make up each run's setting, from a dotted key to the value in JSON.
 
-    A key that the record of any run lists as unread is left out for all runs of that method. Only a run that sets the
-    key lists it, and a run with verl's default must compare equal to it.
+    A method may leave some of verl's clip keys unread. The record of a run lists such a key only if the run sets it. If
+    any run of a method lists a key, it is left out for all runs of that method, so that a run that sets it equals a run
+    that keeps verl's default.
     """
-    unread: dict[str, set[str]] = {}
+    unused_by_method: dict[str, set[str]] = defaultdict(set)
     for run in runs:
-        unread.setdefault(run.method, set()).update(run.record.loss.unused)
+        unused_by_method[run.method].update(run.record.loss.unused)
     values_of_runs = []
     for run in runs:
-        read = {key: value for key, value in run.significant.items() if key not in unread[run.method]}
-        values_of_runs.append(read)
+        unused = unused_by_method[run.method]
+        used_values = {key: value for key, value in run.significant.items() if key not in unused}
+        values_of_runs.append(used_values)
     return values_of_runs
 
 
-def differing_values(runs: list[Run]) -> dict[str, list[str | None]]:
-    """Returns the keys in which runs differ, each with every run's value in JSON, None where a run lacks the key.
+def find_differing_values(runs: list[Run]) -> dict[str, list[str | None]]:
+    """Returns the keys in which runs differ, each with every run's value in JSON; None where a run lacks the key.
 
-    A run without a configuration makes no difference, and has None for each key.
+    Runs without a configuration are not compared; they have None for each key.
     """
     values_of_runs = collect_setting_values(runs)
     known_values = [values for run, values in zip(runs, values_of_runs, strict=True) if run.configuration]
@@ -118,14 +129,20 @@ def differing_values(runs: list[Run]) -> dict[str, list[str | None]]:
 
 
 def settings_of(runs: list[Run]) -> list[Setting]:
-    """Groups runs, at least one, by setting, in the order in which each setting was first named.
+    """Groups runs by setting.
 
-    A run without a configuration or its hash is a setting of its own: nothing says what it trained.
+    A run without a configuration, or even a hash of it, is a setting of its own, since nothing says what it trained.
+
+    Args:
+        runs: at least one.
+
+    Returns:
+        The settings, in the order of their first runs.
     """
     groups: dict[str, list[Run]] = {}
     for index, (run, values) in enumerate(zip(runs, collect_setting_values(runs), strict=True)):
         if run.configuration:
-            # The configuration of a kept run is only a part of it, without the method.
+            # A kept run has only a part of its configuration. The method may be missing there.
             identity = json.dumps([run.method, values])
         else:
             identity = run.record.configuration_hash or f"run {index}"
@@ -142,7 +159,7 @@ def baseline_of(settings: list[Setting], name: str | None = None) -> Setting:
         name: the name of one of its runs, or its method or label; None for GRPO or, without it, the first setting.
 
     Raises:
-        ValueError: nothing or more than one setting has that name; says which names there are.
+        ValueError: no setting has that name, or more than one has it; the message lists the names.
     """
     if name is None:
         return next((setting for setting in settings if setting.runs[0].method == GRPO_METHOD), settings[0])
@@ -160,10 +177,13 @@ def baseline_of(settings: list[Setting], name: str | None = None) -> Setting:
 
 
 def _write_labels(runs: list[Run]) -> list[str]:
-    """Returns what the page calls each setting, from the first run of each.
+    """Returns the name of each setting in reports.
 
-    A setting is named by its method. Settings of the same method are told apart: by the run's name if nothing else
-    describes the run, else by the values in which they differ, else by their number.
+    A setting is named by its method. Settings of the same method are told apart by the run's name if nothing else
+    describes the run, otherwise by the values in which they differ or, if there are none, by their number.
+
+    Args:
+        runs: the first run of each setting.
     """
     names = _shorten_names([run.name for run in runs])
     methods = [name if run.loss == run.name else run.loss for run, name in zip(runs, names, strict=True)]
@@ -187,15 +207,16 @@ def _describe_differences(run: Run, rivals: list[Run]) -> list[str]:
 
     Args:
         run: the run.
-        rivals: the runs of its method, among them this one.
+        rivals: the first runs of all settings of its method, this one among them.
     """
-    keys_apart = sorted(differing_values(rivals), key=lambda key: (not key.startswith("clipx."), key))
+    # False sorts before True.
+    keys_apart = sorted(find_differing_values(rivals), key=lambda key: (not key.startswith("clipx."), key))
     rules = [key for key in keys_apart if key.endswith(".rule")]
     return [_describe_value(run, key, rivals) for key in rules or keys_apart[:2]]
 
 
 def _describe_value(run: Run, key: str, rivals: list[Run]) -> str:
-    """Returns a key's name with its value; a modifier of the plugin's is named by its rule, and with its parameters.
+    """Returns a key's name with the run's value of it; for the rule of a modifier, the modifier with its rule.
 
     Args:
         run: the run that has the value.
@@ -205,7 +226,7 @@ def _describe_value(run: Run, key: str, rivals: list[Run]) -> str:
     value = run.significant.get(key)
     name = key.rpartition(".")[2]
     if value is not None and is_hash(json.loads(value)):
-        value = numbered([rival.significant.get(key) for rival in rivals])[rivals.index(run)]
+        value = number_hashes([rival.significant.get(key) for rival in rivals])[rivals.index(run)]
     if not key.startswith("clipx."):
         return f"{name} {value or 'unset'}"
     name = key.removeprefix("clipx.").replace(".", " ")
@@ -215,13 +236,13 @@ def _describe_value(run: Run, key: str, rivals: list[Run]) -> str:
     return f"{name} {value or 'unset'}"
 
 
-def numbered(values: list[str | None]) -> list[str | None]:
-    """Returns values in JSON, with "differs (1)", "differs (2)", … for those of which the record keeps only a hash.
+def number_hashes(values: list[str | None]) -> list[str | None]:
+    """Replaces values of which the record keeps only a hash by "differs (1)", "differs (2)", …
 
-    Equal hashes have equal numbers.
+    Equal hashes get equal numbers. The other values stay as they are.
 
     Args:
-        values: the value of one key in each run; None where a run lacks it.
+        values: one key's value in JSON in each run; None where a run lacks the key.
     """
     hashes: list[str] = []
     for value in values:
@@ -231,20 +252,22 @@ def numbered(values: list[str | None]) -> list[str | None]:
 
 
 def _shorten_names(names: list[str]) -> list[str]:
-    """Returns names of folders without the parts with which all of them begin or end.
+    """Returns the names of folders without the parts with which all of them begin or end.
 
     They stay as they are if none is longer than LONGEST_NAME, if two are the same, or if one would be left empty.
     """
-    if max(map(len, names)) <= LONGEST_NAME or len(set(names)) < len(names) or len(names) < 2:
+    are_short = all(len(name) <= LONGEST_NAME for name in names)
+    are_distinct = len(set(names)) == len(names)
+    if are_short or not are_distinct or len(names) < 2:
         return names
     names_in_parts = [re.split(r"([-_. ]+)", name) for name in names]
-    short_names = ["".join(parts).strip("-_. ") for parts in differing_parts(names_in_parts)]
+    short_names = ["".join(parts).strip("-_. ") for parts in remove_shared_parts(names_in_parts)]
     if not all(short_names):
         return names
     return [f"run {name}" if name.isdigit() else name for name in short_names]
 
 
-def differing_parts(names: list[list[str]]) -> list[list[str]]:
+def remove_shared_parts(names: list[list[str]]) -> list[list[str]]:
     """Returns names, each a list of parts, without the parts with which all of them begin or end.
 
     Each name keeps at least one part.
@@ -257,5 +280,5 @@ def differing_parts(names: list[list[str]]) -> list[list[str]]:
 
 
 def _share_part(names: list[list[str]], place: int) -> bool:
-    """Returns whether all names have the same part at a place, and each has another one besides."""
+    """Returns whether all names have the same part at a place, and every name has a further part."""
     return all(len(parts) > 1 for parts in names) and len({parts[place] for parts in names}) == 1
