@@ -54,7 +54,7 @@ WITHOUT_WHAT_VERL_LACKS = (
         "papers data list": "clipx papers data build NAME",
         "papers data build countdown --out countdown --split test --limit 2": "2 rows",
         "papers data show countdown/test.parquet": "2 rows",
-        "papers recipe check acpo/countdown_3b_acpo_off": "The reward can use",
+        "papers recipe check acpo/countdown_3b_acpo_off": "No ground truth was checked",
         "papers table list": "clipx papers table plan NAME",
     },
     {

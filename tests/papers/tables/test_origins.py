@@ -15,7 +15,7 @@ from tests.papers.tables.compositions import PAPERS
 from verl_clipx.cli import app
 from verl_clipx.papers.tables import origins, recipe_commands
 from verl_clipx.papers.tables.definition import load_table, table_names
-from verl_clipx.papers.tables.origins import LABELS, groups_of, overridden, read_origins, title_of
+from verl_clipx.papers.tables.origins import LABELS, groups_of, mark_overridden, read_origins, title_of
 from verl_clipx.papers.tables.presets import preset_names
 from verl_clipx.run import presets
 
@@ -28,9 +28,9 @@ def folder(tmp_path, monkeypatch):
     made = shutil.copytree(Path(__file__).with_name("made_configs"), tmp_path / "configs")
     for module in (origins, presets):
         monkeypatch.setattr(module, "configs_folder", lambda: made)
-    origins._read.cache_clear()
+    origins._read_part.cache_clear()
     yield made
-    origins._read.cache_clear()
+    origins._read_part.cache_clear()
 
 
 def test_the_comment_above_the_value_that_wins_is_its_origin(folder):
@@ -46,7 +46,7 @@ def test_the_comment_above_the_value_that_wins_is_its_origin(folder):
         "clipx.clip_high": (0.1, "method", "upper bound", "clipx/method.yaml"),
         "clipx.clip_low": (0.5, "script", "run.sh: upper bound", own),
     }
-    changed = overridden(read_origins("made/run")["data.train_batch_size"])
+    changed = mark_overridden(read_origins("made/run")["data.train_batch_size"])
     assert changed.kind == "override" and "8 (Table 9" in changed.comment
     assert (groups_of("made/run"), title_of("made/run")) == (["clipx=method"], "Made up: the run.")
 
@@ -67,6 +67,15 @@ def test_files_that_it_cannot_read_are_refused(folder, text, error):
         read_origins("made/run")
 
 
+def test_a_file_without_a_comment_below_its_package_has_no_title(folder):
+    path = folder / "recipe/made/bare.yaml"
+    path.write_text("# @package _global_\ndata: {seed: 1}\n")
+    assert title_of("made/bare") == ""
+    path.write_text("# @package _global_\n# A run.\ndata: {seed: 1}\n")
+    origins._read_part.cache_clear()
+    assert title_of("made/bare") == "A run."
+
+
 def test_every_value_that_a_preset_sets_has_an_origin():
     found = {(one.file, one.key, one.kind, one.comment) for name in NAMES for one in read_origins(name).values()}
     assert not [one for one in found if one[2] not in ("paper", "script", "choice", "method") or not one[3]]
@@ -79,7 +88,9 @@ WIRING = ("_target_", "method", "loss_mode", "function", "group", "taken", "rule
 def test_every_parameter_of_a_group_has_an_origin():
     folder = Path(origins.configs_folder()) / "clipx"
     files = [path.relative_to(folder.parent).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
-    leaves = {(leaf.file, leaf.key): leaf for file in files if "rollout" not in file for leaf in origins._merged(file)}
+    leaves = {
+        (leaf.file, leaf.key): leaf for file in files if "rollout" not in file for leaf in origins._merge_origins(file)
+    }
     without = {
         f"{leaf.file}: {leaf.key}"
         for leaf in leaves.values()

@@ -13,17 +13,17 @@ from verl_clipx.losses.base.refusal import did_you_mean
 DEFINITIONS = files("verl_clipx.papers.tables").joinpath("definitions")
 
 DATA_FOLDER = "{data}"
-"""In a definition, what stands for the folder of the data sets."""
+"""In a definition, this stands for the folder of the data sets."""
 
-# The keys of a measure. Each is a way to get a number, and its value says of what.
+# The keys of a measure. Each is a way to get a number, and its value names what the number is of.
 BENCHMARK = "benchmark"
 VALIDATION = "validation"
 TIMING = "timing"
 MEAN_OF = "mean_of"
 GAIN_OF = "gain_of"
 COLLAPSE = "collapse"
-"""Its value is a training metric. The number is 1 for a seed on which the metric collapsed, else 0; the mean over seeds
-is the share that collapsed."""
+"""Its value is a training metric. The number is 1 for a seed on which the metric collapsed, and 0 for the others; the
+mean over seeds is the share that collapsed."""
 
 LEVEL = "level"
 """Its value is a training metric. The number is the metric's mean over the last tenth of the steps."""
@@ -112,9 +112,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table of a paper.
 
     Args:
+        metric: what the numbers are, for display.
         unit: percent, fraction, seconds or number. For "percent", measured fractions are multiplied by 100.
         hardware: `+hardware` group of the training commands.
         data: folder of the data sets, unless `clipx papers table plan --data` names another.
@@ -122,8 +123,8 @@ class Table:
         prepare: what to prepare: `makes`, a file below the data folder, and `command`, which makes it.
         benchmarks: by name, the `file` below the data folder; its number of `questions`; the options of `clipx papers
             eval run`; and their `origin`, unless the paper names the questions.
-        origins: where the evaluation's settings come from: [paper], [script] or [choice], and why; for who reads the
-            file.
+        origins: where the evaluation's settings come from: [paper], [script] or [choice], and why. They are for the
+            readers of the file.
         evaluation_options: more options of every `clipx papers eval run`.
         baseline: the row with which the table of differences compares all rows that do not name another.
         footnotes: in the order of their marks; those about the whole table come last.
@@ -158,7 +159,7 @@ class Table:
             raise ValueError(f"table {self.name}: {fault}")
 
     def _faults(self) -> Iterator[str]:
-        """Yield what does not fit. Labels and counts of the committed definitions are the tests' to check."""
+        """Yield what does not fit. The labels and counts of the committed definitions are checked by the tests."""
         for note in self.footnotes:
             yield from self._unknown_rows("footnotes", note.rows)
         if self.baseline:
@@ -170,11 +171,12 @@ class Table:
                     yield from self._faults_of_measure(row, column)
 
     def _faults_of_row(self, row: Row) -> Iterator[str]:
-        origins = [row.preset, row.presets, row.model, row.models, row.minus, row.quoted]
-        origins.append(any(column.preset for column in self.columns))
-        if sum(map(bool, origins)) != 1:
-            ways = "preset, presets, model, models, minus, quoted, or columns with preset"
-            yield f"row {row.name}: needs exactly one of {ways}"
+        """Yield what does not fit in a row."""
+        columns_have_presets = any(column.preset for column in self.columns)
+        ways = [row.preset, row.presets, row.model, row.models, row.minus, row.quoted, columns_have_presets]
+        if sum(map(bool, ways)) != 1:
+            names = "preset, presets, model, models, minus, quoted, or columns with preset"
+            yield f"row {row.name}: needs exactly one of {names}"
         if row.expected and len(row.expected) != len(self.columns):
             yield f"row {row.name}: {len(row.expected)} expected numbers for {len(self.columns)} columns"
         if row.minus:
@@ -183,6 +185,7 @@ class Table:
             yield from self._unknown_rows(f"row {row.name}", [row.baseline])
 
     def _faults_of_measure(self, row: Row, column: Column) -> Iterator[str]:
+        """Yield what does not fit in the measure of a cell that is read from a run."""
         measure = self.measure_of(row, column)
         ways = [key for key in READ_FROM_RUN if key in measure]
         if len(ways) != 1:
@@ -195,6 +198,7 @@ class Table:
                 yield f"{row.name}, {column.name}: no benchmark {benchmark}"
 
     def _unknown_rows(self, where: str, names: Iterable[str]) -> Iterator[str]:
+        """Yield a fault for each name that no row has; `where` is the part of the definition with the names."""
         for name in names:
             if name not in self._rows_by_name:
                 yield f"{where}: no row is called {name}"
@@ -250,7 +254,7 @@ class Table:
 
     @property
     def accuracy_factor(self) -> float:
-        """By what an accuracy between 0 and 1 is multiplied to be in the table's unit."""
+        """The factor that turns an accuracy between 0 and 1 into the table's unit."""
         return 100.0 if self.unit == "percent" else 1.0
 
     def benchmarks_of(self, row: Row, column: Column) -> list[str]:
@@ -272,31 +276,31 @@ class Table:
         return Source(preset=preset, model=model)
 
     def is_measurable(self, row: Row, column: Column) -> bool:
-        """Return whether some run could fill the cell."""
+        """Return whether runs could fill the cell, directly or through the cells that it is computed from."""
         measure = self.measure_of(row, column)
         if row.quoted:
             return False
         if row.minus:
             return all(self.is_measurable(self.row(name), column) for name in row.minus)
-        used = [self.column(name) for name in columns_used(measure)]
-        if used and GAIN_OF in measure:
+        used_columns = [self.column(name) for name in columns_used(measure)]
+        if not used_columns:
+            return self.source_of(row, column) is not None
+        used_rows = [row]
+        if GAIN_OF in measure:
             if not row.baseline:
                 return False
-            baseline = self.row(row.baseline)
-            return all(self.is_measurable(row, other) and self.is_measurable(baseline, other) for other in used)
-        if used:
-            return all(self.is_measurable(row, other) for other in used)
-        return self.source_of(row, column) is not None
+            used_rows.append(self.row(row.baseline))
+        return all(self.is_measurable(used_row, used) for used_row in used_rows for used in used_columns)
 
     def count_measurable(self, rows: Iterable[Row]) -> int:
-        """Return how many cells of some rows a run could fill."""
+        """Return how many cells of some rows runs could fill; see `is_measurable`."""
         return sum(self.is_measurable(row, column) for row in rows for column in self.columns)
 
     def runs_path(self, source: Source) -> str:
         """Return where a source's runs are, as a path below the folder of all runs.
 
-        A model's is the folder of its evaluations, which each table has for itself. A preset's is what the paths of all
-        its runs begin with, up to `-seed<seed>`; all tables share these runs.
+        For a model it is the folder of its evaluations, which each table has for itself. For a preset it is the common
+        beginning of its runs' paths, up to `-seed<seed>`; all tables share these runs.
         """
         if source.preset:
             return source.preset
@@ -305,8 +309,8 @@ class Table:
         folder = model.strip("/").replace("/", "--")
         return f"models/{self.name}/{folder}"
 
-    def sources(self, rows: Sequence[str] = ()) -> Iterator[tuple[Source, list[tuple[Row, Column]]]]:
-        """Yield each preset or model with the cells that are read from it, in the table's order.
+    def sources(self, rows: Sequence[str] = ()) -> list[tuple[Source, list[tuple[Row, Column]]]]:
+        """Return each preset or model with the cells that are read from it, in the table's order.
 
         Args:
             rows: as for `chosen_rows`.
@@ -314,13 +318,13 @@ class Table:
         Raises:
             ValueError: there is no such row.
         """
-        cells: dict[Source, list[tuple[Row, Column]]] = {}
+        cells_by_source: dict[Source, list[tuple[Row, Column]]] = {}
         for row in self.chosen_rows(rows):
             for column in self.columns:
                 source = self.source_of(row, column)
                 if source is not None:
-                    cells.setdefault(source, []).append((row, column))
-        yield from cells.items()
+                    cells_by_source.setdefault(source, []).append((row, column))
+        return list(cells_by_source.items())
 
 
 def columns_used(measure: Mapping[str, Any]) -> list[str]:
@@ -356,16 +360,18 @@ def build_table(name: str, entries: Mapping[str, Any]) -> Table:
     """
     try:
         entries = dict(_section(entries, "the file", Mapping))
+        # The settings of `evaluation` are those of every benchmark that does not set them itself.
         common = _section(entries.pop("evaluation", {}), "evaluation", Mapping)
         benchmarks = {}
-        for benchmark, settings in _section(entries.get("benchmarks", {}), "benchmarks", Mapping).items():
-            benchmarks[benchmark] = {**common, **_section(settings, f"benchmarks, {benchmark}", Mapping)}
+        for benchmark, content in _section(entries.get("benchmarks", {}), "benchmarks", Mapping).items():
+            settings = _section(content, f"benchmarks, {benchmark}", Mapping)
+            benchmarks[benchmark] = {**common, **settings}
         entries["benchmarks"] = benchmarks
         for key, kind in (("columns", Column), ("rows", Row), ("footnotes", Footnote)):
             parts = []
             for number, part in enumerate(_section(entries.get(key, []), key, list), 1):
-                fields = _section(part, f"{key}, entry {number}", Mapping)
-                parts.append(kind(**_as_tuples(fields)))
+                values = _section(part, f"{key}, entry {number}", Mapping)
+                parts.append(kind(**_as_tuples(values)))
             entries[key] = parts
         return Table(name=name, **_as_tuples(entries))
     except (TypeError, AttributeError) as error:
@@ -374,12 +380,22 @@ def build_table(name: str, entries: Mapping[str, Any]) -> Table:
 
 
 def _section(content: Any, name: str, kind: type) -> Any:
-    """Return a part of a definition that has the type which its name asks for."""
+    """Return a part of a definition after checking its type.
+
+    Args:
+        content: the part.
+        name: of the part, for the message.
+        kind: list, or Mapping for fields with values.
+
+    Raises:
+        TypeError: the part is of another type.
+    """
     if not isinstance(content, kind):
-        what = "a list" if kind is list else "fields with values"
-        raise TypeError(f"{name} is {content!r:.60}, not {what}")
+        wanted = "a list" if kind is list else "fields with values"
+        raise TypeError(f"{name} is {content!r:.60}, not {wanted}")
     return content
 
 
 def _as_tuples(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return entries with tuples in place of lists, as the fields of the classes are declared."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in entries.items()}

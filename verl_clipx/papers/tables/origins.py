@@ -1,4 +1,4 @@
-"""Finds where each value of a preset comes from, by the comment above it in the file or table that sets it last."""
+"""Finds where each value of a preset comes from, by the comment above it in the file that sets it last."""
 
 import re
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Origin:
         value: the value as written, with interpolations unresolved.
         kind: a key of LABELS; None for a value of a recipe's file whose comment has no label.
         comment: the comment above the value, without its label.
-        file: the file or table that sets it, relative to the configs folder; for a default, the method's file.
+        file: the file that sets it, relative to the configs folder; for a default, the method's file.
     """
 
     key: str
@@ -58,13 +58,18 @@ def read_origins(name: str) -> dict[str, Origin]:
         ValueError: a file has a defaults list or a package that this reader does not support.
     """
     origins: dict[str, Origin] = {}
-    for origin in _merged(f"recipe/{name}"):
+    for origin in _merge_origins(f"recipe/{name}"):
         origins[origin.key] = origin
-    return {origin.key: origin for origin in _of_class(origins)} | origins
+    defaults = {origin.key: origin for origin in _read_class_defaults(origins)}
+    return {**defaults, **origins}
 
 
-def _of_class(origins: dict[str, Origin]) -> Iterator[Origin]:
-    """The defaults of the preset's method: what its group leaves to the class."""
+def _read_class_defaults(origins: dict[str, Origin]) -> Iterator[Origin]:
+    """Yield the parameters of the preset's method that have an origin, with the default values of the class.
+
+    Args:
+        origins: what the preset sets, which names the method.
+    """
     chosen = origins.get("clipx.method")
     if chosen is None or chosen.value not in METHODS:
         return
@@ -77,11 +82,12 @@ def _of_class(origins: dict[str, Origin]) -> Iterator[Origin]:
                 value=field.default,
                 kind=source,
                 comment=field.metadata["meaning"],
-                file=_file_of(method),
+                file=_path_of_module(method),
             )
 
 
-def _file_of(method: type[Method]) -> str:
+def _path_of_module(method: type[Method]) -> str:
+    """Return the path of a method's file below the folder that contains the package."""
     return f"{method.__module__.replace('.', '/')}.py"
 
 
@@ -89,11 +95,12 @@ def is_wiring(origin: Origin) -> bool:
     """Return whether a value does not affect training: a class, a copy of another key, or a fact for display only."""
     if origin.key.endswith((".paper_loss_agg_mode", ".run")):
         return True
-    is_read_off = isinstance(origin.value, str) and origin.value.startswith("${")
-    return origin.kind == "method" and (origin.key.endswith("_target_") or is_read_off)
+    is_class = origin.key.endswith("_target_")
+    is_copy = isinstance(origin.value, str) and origin.value.startswith("${")
+    return origin.kind == "method" and (is_class or is_copy)
 
 
-def overridden(origin: Origin) -> Origin:
+def mark_overridden(origin: Origin) -> Origin:
     """Return the origin of a value that the command line or another group has overridden."""
     return replace(origin, kind="override", comment=f"the preset: {origin.value} ({origin.comment})")
 
@@ -101,10 +108,11 @@ def overridden(origin: Origin) -> Origin:
 def groups_of(name: str) -> list[str]:
     """Return the groups of configs/clipx that a preset chooses, such as ["clipx=grpo", "clipx/update=lopti"].
 
-    The method comes first.
+    They are in the order of the preset's file.
     """
+    preset, _ = _read_part(f"recipe/{name}")
     groups = []
-    for entry in _read(f"recipe/{name}")[0].defaults:
+    for entry in preset.defaults:
         if isinstance(entry, dict):
             groups += [f"{group.removeprefix('/')}={option}" for group, option in entry.items()]
     return groups
@@ -112,15 +120,16 @@ def groups_of(name: str) -> list[str]:
 
 def title_of(name: str) -> str:
     """Return the first line of the comment above a preset, which names the table's row that it fills."""
-    return _read(f"recipe/{name}")[0].title
+    preset, _ = _read_part(f"recipe/{name}")
+    return preset.title
 
 
-def _merged(path: str) -> Iterator[Origin]:
+def _merge_origins(path: str) -> Iterator[Origin]:
     """Yield what a part of a preset sets, in the order in which Hydra merges it; a later value wins."""
-    part, file = _read(path)
+    part, file = _read_part(path)
     for entry in part.defaults:
         if entry != SELF:
-            yield from _merged(_path_of(entry, path))
+            yield from _merge_origins(_path_of(entry, path))
             continue
         for setting in part.settings:
             kind, comment = _label(setting.comment, file)
@@ -128,40 +137,81 @@ def _merged(path: str) -> Iterator[Origin]:
 
 
 def _path_of(entry: Any, path: str) -> str:
-    """Return the path of what an entry in the defaults list of `path` names."""
+    """Return the path of the part that an entry of a defaults list names.
+
+    Args:
+        entry: from the defaults list of the part at `path`.
+
+    Raises:
+        ValueError: the entry uses a feature of Hydra that this reader does not support.
+    """
     if isinstance(entry, dict) and len(entry) == 1:
         ((group, option),) = entry.items()
         entry = f"{group}/{option}"
     if not isinstance(entry, str) or " " in entry or "@" in entry:
-        raise ValueError(f"{path}: defaults has {entry!r}; use a file, or group: option, without keywords or packages")
+        raise ValueError(
+            f"{path}: defaults has {entry!r}; an entry must be a path or `group: option`, without Hydra's keywords "
+            "(override, optional) and without @package"
+        )
     return entry[1:] if entry.startswith("/") else f"{Path(path).parent}/{entry}"
 
 
 @lru_cache(maxsize=1024)
-def _read(path: str) -> tuple[Entry, str]:
-    """Return a part of a preset, and the file or table that contains it, relative to the configs folder."""
+def _read_part(path: str) -> tuple[Entry, str]:
+    """Return a part of a preset and the file that contains it: a paper's presets.yaml, or the part's own YAML file.
+
+    Args:
+        path: Hydra's path of the part, without .yaml, such as recipe/acpo/method/dapo or clipx/grpo.
+
+    Returns:
+        The part, and the file relative to the configs folder.
+
+    Raises:
+        FileNotFoundError: there is no such part.
+        ValueError: the file has a wrong form; see `_read_file` and `read_presets`.
+    """
     entry = entry_at(path)
     if entry is not None:
-        return entry, file_of(path.split("/")[1])
+        # `entry_at` found it, so the path is recipe/<paper>/...
+        _, paper, *_ = path.split("/")
+        return entry, file_of(paper)
     file = f"{path}.yaml"
     return _read_file(file), file
 
 
 def _read_file(file: str) -> Entry:
+    """Return the part of a preset that a YAML file of Hydra holds.
+
+    Args:
+        file: relative to the configs folder.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file has another package than _global_, or a defaults list without _self_.
+    """
     path = configs_folder() / file
     if not path.is_file():
         raise FileNotFoundError(f"{file} is not in {configs_folder()}.")
     lines = path.read_text(encoding="utf-8").splitlines()
     if not lines or lines[0] != _GLOBAL:
         raise ValueError(f"{file}: its first line must be {_GLOBAL!r}.")
+    # OmegaConf gives the values, as Hydra reads them. The YAML nodes give the lines of the keys, above which the
+    # comments stand.
     values = OmegaConf.to_container(OmegaConf.load(path), resolve=False) or {}
     defaults = tuple(values.pop("defaults", [SELF]))
     if SELF not in defaults:
-        raise ValueError(f"{file}: defaults needs {SELF}, so that the order of values is clear.")
-    root = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
-    head = lines[1].removeprefix("#").strip() if len(lines) > 1 else ""
-    settings = tuple(settings_of(root, values, lines)) if values else ()
-    return Entry(head, defaults, settings)
+        raise ValueError(
+            f"{file}: the defaults list must contain {SELF}, which says where the file's own values come in."
+        )
+    settings = ()
+    if values:
+        root = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
+        settings = tuple(settings_of(root, values, lines))
+    # The title is the comment on the line below the package.
+    title = ""
+    if len(lines) > 1 and lines[1].startswith("#"):
+        title = lines[1].removeprefix("#").strip()
+    return Entry(title=title, defaults=defaults, settings=settings)
 
 
 def _label(comment: str, file: str) -> tuple[str | None, str]:

@@ -1,4 +1,4 @@
-"""The command `clipx papers recipe`: list the presets, show what one sets and why, check the data of its run."""
+"""The commands `clipx papers recipe list|show|check`: list presets, explain one, and check the data of its run."""
 
 from dataclasses import astuple, dataclass
 from pathlib import PurePosixPath
@@ -47,17 +47,18 @@ def list_presets(
     if not names:
         fail(f"no preset has {containing!r} in its name; `clipx papers recipe list` names them all")
     headings = ("name", "method", "model", "data", "updates", "row")
-    lines = []
+    rows = []
     for name in names:
-        lines.append([escape(cell) for cell in astuple(summarise(name))])
-    console.print_list("presets: +recipe=<name>", headings, lines)
+        rows.append([escape(cell) for cell in astuple(summarise(name))])
+    console.print_list("presets: +recipe=<name>", headings, rows)
 
 
 @dataclass(frozen=True)
 class PresetSummary:
-    """What the list of presets says of one. What a preset leaves to verl is empty.
+    """A preset's row in the list of presets. A text is empty if the preset leaves the value to verl.
 
     Args:
+        name: the preset's.
         method: the groups of configs/clipx that the preset chooses, the method first.
         model: the last part of the model's path.
         data: the name of the data set.
@@ -127,7 +128,7 @@ def show(
     from omegaconf.errors import OmegaConfBaseException
 
     from verl_clipx.losses.base.method import NODE
-    from verl_clipx.papers.tables.origins import LABELS, is_wiring, overridden, read_origins, title_of
+    from verl_clipx.papers.tables.origins import LABELS, is_wiring, mark_overridden, read_origins, title_of
     from verl_clipx.papers.tables.presets import check_method, compose_preset, updates_a_step
     from verl_clipx.run.config import completed
 
@@ -142,19 +143,19 @@ def show(
             # A parameter that the preset leaves to the class of its method has an origin too, and so needs a value.
             with open_dict(config):
                 config[NODE] = completed(OmegaConf.to_container(config[NODE], resolve=False))
-        lines = []
+        rows = []
         for _, origin in sorted(read_origins(name).items()):
             if is_wiring(origin):
                 continue
             if _read_value(config, origin.key, resolve=False) != origin.value:
-                origin = overridden(origin)
+                origin = mark_overridden(origin)
             kind = f"[{COLOURS.get(origin.kind, 'red')}]{origin.kind or 'none'}[/]"
             value = _as_text(_read_value(config, origin.key, resolve=True))
             source = f"{origin.comment}  ({origin.file})"
-            lines.append((escape(origin.key), escape(value), kind, escape(source)))
+            rows.append((escape(origin.key), escape(value), kind, escape(source)))
     console.print(f"{escape(title_of(name))}\n{updates_a_step(config)} optimizer steps for each rollout batch")
     caption = "; ".join(f"{kind}: {LABELS[kind]}" for kind in COLOURS)
-    console.print_list(f"+recipe={name}", ("key", "value", "origin", "what it says"), lines, caption)
+    console.print_list(f"+recipe={name}", ("key", "value", "origin", "what it says"), rows, caption)
 
 
 @app.command(
@@ -178,15 +179,19 @@ def check(
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from verl_clipx.papers.tables.ground_truths import find_unusable_ground_truth
+    from verl_clipx.papers.tables.ground_truths import explain_unchecked, find_unusable_ground_truth
     from verl_clipx.papers.tables.presets import compose_preset
 
     with reporting_errors(HydraException, OmegaConfBaseException):
         config = compose_preset(name, overrides or [])
+        reason = explain_unchecked(config)
         fault = find_unusable_ground_truth(config)
     if fault:
         fail(f"{fault}. Every response to it would count as wrong.")
-    console.print_line("The reward can use the ground truths of all data files that are here.")
+    if reason:
+        console.print_line(f"No ground truth was checked: {reason}.")
+    else:
+        console.print_line("The reward can use the ground truths of all data files that are on this machine.")
 
 
 def _read_value(config: "DictConfig", key: str, *, resolve: bool) -> Any:

@@ -74,7 +74,7 @@ def plan_table(table: Table, places: Places, seeds: tuple[int, ...], rows: tuple
         FileNotFoundError: the recipes do not exist, because this is not a checkout.
         ValueError: there is no such row.
     """
-    sources = list(table.sources(rows))
+    sources = table.sources(rows)
     jobs = [
         Job(
             kind=PREPARE,
