@@ -15,10 +15,21 @@ import yaml
 
 from tests.analysis.runs.commands import answer, clipx
 from tests.papers.tables.compositions import on_a_machine
-from tests.papers.tables.runs import ACPO, GRPO, VERSIONS, collected, write_metrics, write_results, write_run
+from tests.papers.tables.runs import (
+    ACPO,
+    GRPO,
+    VERSIONS,
+    collected,
+    config_of,
+    write_metrics,
+    write_results,
+    write_run,
+)
 from tests.papers.tables.tables import made_table
+from verl_clipx.analysis.runs.sameness import significant_values
 from verl_clipx.papers.tables.collect import collect
 from verl_clipx.papers.tables.render import render
+from verl_clipx.papers.tables.table_commands import _print_collected
 
 # Student's t at 0.975 with two degrees of freedom.
 T_2 = 4.302652730
@@ -159,7 +170,8 @@ def test_the_share_of_collapsed_seeds_has_an_exact_interval(tmp_path):
     (found,) = results["comparisons"]
     assert found["p_value"] == pytest.approx(2 / 64) and found["difference"] == 100.0
     text = render(table, results)
-    assert "95 % intervals of 2 cells: Clopper and Pearson's, exact, of the share of 3 seeds that collapsed." in text
+    interval = "Clopper and Pearson's exact interval for the share of trainings that collapsed, with 3 seeds"
+    assert f"95 % intervals of 2 cells: {interval}." in text
     assert "| ACPO | **+100.0, p 0.031** |" in text and "Shares of collapsed trainings: Boschloo's exact test." in text
 
 
@@ -222,13 +234,34 @@ def test_the_command_writes_the_results_of_the_chosen_rows_and_says_what_is_miss
     assert answer("papers", "table", "collect", "bapo_table2", *runs, code=1)["missing"] == results["missing"]
     output = clipx("papers", "table", "collect", "bapo_table2", *runs, "--row", "BAPO", code=1)
     assert output.startswith("0 of 3 cells from 0 runs: ")
+    assert "The file has only the runs of BAPO, and replaces an earlier file of this name." in output
     assert json.loads(file.read_text())["missing"] == ["bapo/octothinker_3b_bapo: 0 of 1 seeds"]
+
+
+def test_only_cells_of_the_chosen_rows_are_counted(tmp_path, capsys):
+    for preset in (GRPO, ACPO):
+        for seed in (1, 2):
+            write_evaluated(tmp_path, preset, seed, 0.4, 0.6)
+    table, rows = made_table("collect"), ["GRPO", "ACPO"]
+    results = collect(table, tmp_path, lambda preset: significant_values(config_of(preset)), rows)
+    assert sum(cell["row"] == "difference" and "mean" in cell for cell in results["cells"]) == 3
+    _print_collected(table, rows, results, tmp_path, tmp_path / "small.json")
+    # Of GRPO the two benchmarks and their mean, of ACPO also the gain.
+    assert capsys.readouterr().out.startswith("7 of 7 cells from 4 runs: ")
 
 
 def test_a_row_that_no_run_fills_is_named(tmp_path):
     output = clipx("papers", "table", "collect", "ar_lopti_figure4", "--runs", tmp_path, "--row", "GPT-4o", code=1)
     assert output.startswith("0 of 0 cells from 0 runs: ")
     assert output.endswith(
-        "No run fills GPT-4o: such a row is only quoted, or the difference of two other rows, which you choose with "
-        "--row as well."
+        "No run fills GPT-4o: such a row is only quoted, or is the difference of two other rows; name those with "
+        "--row, too."
     )
+
+
+def test_a_broken_definition_ends_the_list_with_a_message(monkeypatch):
+    def refuse(name):
+        raise ValueError(f"table {name}: the file is [], not fields with values")
+
+    monkeypatch.setattr("verl_clipx.papers.tables.definition.load_table", refuse)
+    assert "the file is [], not fields with values" in clipx("papers", "table", "list", code=1)

@@ -10,7 +10,7 @@ from tests.analysis.runs.commands import clipx
 from tests.papers.tables.tables import made_table
 from verl_clipx.papers.tables.collect import hash_of_definition
 from verl_clipx.papers.tables.definition import Footnote, load_table
-from verl_clipx.papers.tables.render import render
+from verl_clipx.papers.tables.render import cells_of, render
 
 TABLE = made_table("render")
 
@@ -46,8 +46,10 @@ OF_A_MODEL = {**OVER_QUESTIONS, "mean": 7.0, "difference": None, "seeds": []}
         # Different numbers of seeds are said in the cells.
         ({2: OVER_QUESTIONS}, ["**38.8 [37.0, 40.5] (\u22121.2), 2 seeds**", "**7.0 [6.0, 8.0], 1 seed**"]),
         # A model that is only evaluated has no seed.
-        ({2: OF_A_MODEL}, ["**7.0 [6.0, 8.0]**", "95 % intervals of 1 cell: Student's, over qu"]),
+        ({2: OF_A_MODEL}, ["**7.0 [6.0, 8.0]**", "95 % intervals of 1 cell: Student's t over qu"]),
         ({2: OVER_QUESTIONS, 3: OF_A_MODEL}, ["**7.0 [6.0, 8.0], 1 seed** | **7.0 [6.0, 8.0]** |"]),
+        # One line for one kind of interval, with and without a training.
+        ({2: OVER_QUESTIONS, 3: OF_A_MODEL}, ["95 % intervals of 2 cells: Student's t over questions."]),
         # What rounds to zero has no minus.
         ({0: {"mean": 39.99, "difference": -0.01}}, ["(+0.0)"]),
     ],
@@ -56,6 +58,13 @@ def test_the_texts_of_cells(changes, texts):
     cells = [cell | changes.get(place, {}) for place, cell in enumerate(RESULTS["cells"])]
     text = render(TABLE, RESULTS | {"cells": cells})
     assert all(one in text for one in texts) and "0 seeds" not in text
+
+
+def test_a_cell_that_was_not_measured_has_no_measured_number_in_json():
+    cells = {(cell["row"], cell["column"]): cell["measured"] for cell in cells_of(TABLE, RESULTS)}
+    measured = {(cell["row"], cell["column"]): cell for cell in RESULTS["cells"] if "mean" in cell}
+    assert cells == {("x", "two_2"): None} | measured
+    assert {(cell["row"], cell["measured"]) for cell in cells_of(TABLE, None)} == {("x", None)}
 
 
 def test_the_command_writes_files_and_refuses_results_of_an_older_definition(tmp_path):

@@ -71,7 +71,7 @@ def test_holm_is_over_the_methods_of_a_column_with_one_baseline():
     text = differences([*found, comparison_of("x", 0.03, column="two")])
     assert "| x | **−1.2 [−3.0, +0.5], p 0.020** | **−1.2 [−3.0, +0.5], p 0.030** |" in text
     assert "| y | **−1.2 [−3.0, +0.5], p < 0.001** |" in text and "| z | **−1.2 [−3.0, +0.5], p 0.040** |" in text
-    assert "Each row minus base or y." in text and "95 % intervals over training seeds and questions together;" in text
+    assert "Each row minus base or y." in text and "95 % intervals over training seeds and questions together." in text
     # Twice 0.03 is no longer below 0.05.
     assert "| x | −1.2 [−3.0, +0.5], p 0.060 |" in differences([comparison_of("x", 0.03), comparison_of("y", 0.9)])
     assert differences([]) == differences(None) == ""

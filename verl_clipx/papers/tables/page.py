@@ -7,10 +7,15 @@ MINUS = "\u2212"
 
 @dataclass(frozen=True)
 class Cell:
-    """The texts of a cell; empty if there is no number."""
+    """The texts of a cell; a text is empty if there is no number.
 
-    expected: str
-    measured: str
+    Args:
+        plain: in the table of numbers, the expected one; in the table of differences, one that is not significant.
+        bold: in the table of numbers, the measured one; in the table of differences, a significant one.
+    """
+
+    plain: str
+    bold: str
 
 
 @dataclass(frozen=True)

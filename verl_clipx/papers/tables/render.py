@@ -1,118 +1,143 @@
-"""Writes a table with its expected and measured numbers in Markdown."""
+"""Renders a table with its expected and measured numbers in Markdown."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from string import ascii_lowercase
 from typing import Any
 
+from verl_clipx.common.statistics.comparison import QUESTIONS
+from verl_clipx.papers.tables.collect import SHARE
 from verl_clipx.papers.tables.definition import Column, Row, Table
 from verl_clipx.papers.tables.page import Cell, Page, printed
-from verl_clipx.papers.tables.significance import significance_page
+from verl_clipx.papers.tables.significance import CellKey, significance_page
 
 
 def render(table: Table, results: Mapping[str, Any] | None) -> str:
-    """Write a table.
+    """Return a table as Markdown.
 
     Args:
         results: from `collect`; None for only the expected numbers.
 
     Returns:
-        The text. Cells without a run have no measured number. If methods were compared with a baseline, a table of
-        their differences follows.
+        The Markdown. A cell that no run fills shows only the expected number. If the results have comparisons with a
+        baseline, a second table with the differences follows.
     """
     pages = [build_page(table, results)]
     if results:
         differences = significance_page(table, results)
         if differences is not None:
             pages.append(differences)
-    return "\n".join(_written(page) for page in pages)
+    return "\n".join(_as_markdown(page) for page in pages)
 
 
 def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
-    """Return the texts of a table; the arguments are those of `render`."""
-    cells = {(cell["row"], cell["column"]): cell for cell in results["cells"]} if results else {}
-    # Each cell says its number of seeds if the cells do not all have the same.
+    """Build the page of a table, before it becomes Markdown. The arguments are those of `render`."""
+    cells = _cells_by_place(results)
+    # If the numbers of seeds differ, each cell shows its own.
     seed_counts = {len(cell["seeds"]) for cell in cells.values() if cell.get("interval") and cell["seeds"]}
-    says_seeds = len(seed_counts) > 1
+    shows_seeds = len(seed_counts) > 1
 
-    notes = table.footnotes
-    notes_with_mark = [note for note in notes if note.rows or note.columns]
-    marked = dict(zip(notes_with_mark, marks(), strict=False))
+    notes_with_mark = [note for note in table.footnotes if note.rows or note.columns]
+    notes_on_table = [note for note in table.footnotes if not note.rows and not note.columns]
+    # There are more marks than notes.
+    note_by_mark = dict(zip(marks(), notes_with_mark, strict=False))
 
-    def marks_of(name: str, where: str) -> tuple[str, ...]:
-        """Return the marks of the footnotes that name a row or a column; `where` is "rows" or "columns"."""
-        return tuple(mark for note, mark in marked.items() if name in getattr(note, where))
-
-    def row_of(row: Row) -> list[Cell]:
-        """Return the cells of a row."""
-        texts = []
+    head = []
+    for column in table.columns:
+        column_marks = tuple(mark for mark, note in note_by_mark.items() if column.name in note.columns)
+        head.append((column.name, column_marks))
+    rows = []
+    for row in table.rows:
+        row_marks = tuple(mark for mark, note in note_by_mark.items() if row.name in note.rows)
+        row_cells = []
         for column in table.columns:
             cell = cells.get((row.name, column.name), {})
-            texts.append(_cell(table, row, column, cell, says_seeds=says_seeds))
-        return texts
-
+            row_cells.append(_build_cell(table, row, column, cell, shows_seeds=shows_seeds))
+        rows.append((row.name, row_marks, row_cells))
     return Page(
         title=table.title,
-        head=[(column.name, marks_of(column.name, "columns")) for column in table.columns],
-        rows=[(row.name, marks_of(row.name, "rows"), row_of(row)) for row in table.rows],
-        below=[*_below(table, results, list(cells.values())), *(note.text for note in notes if note not in marked)],
-        footnotes=[(mark, note.text) for note, mark in marked.items()],
+        head=head,
+        rows=rows,
+        below=[*_lines_below(table, results, list(cells.values())), *(note.text for note in notes_on_table)],
+        footnotes=[(mark, note.text) for mark, note in note_by_mark.items()],
     )
 
 
 def marks() -> Iterator[str]:
-    """Yield a to z, then aa to zz."""
+    """Yield the marks of footnotes: a to z, then aa to zz."""
     yield from ascii_lowercase
-    yield from (first + second for first in ascii_lowercase for second in ascii_lowercase)
+    for first in ascii_lowercase:
+        for second in ascii_lowercase:
+            yield first + second
 
 
 def cells_of(table: Table, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return every cell with a number as JSON values: row, column, expected, and what was measured, or None."""
-    cells = {(cell["row"], cell["column"]): cell for cell in results["cells"]} if results else {}
+    """Return every cell with a number as JSON values.
+
+    Returns:
+        For each cell its row and column; the expected number, or None; and what was measured, as `collect` returns it,
+        or None.
+    """
+    cells = _cells_by_place(results)
     cells_with_a_number = []
     for row in table.rows:
         for column in table.columns:
             expected = table.expected(row, column)
-            cell = cells.get((row.name, column.name))
-            if expected is not None or cell is not None:
+            # `collect` returns every cell. One that was not measured has no mean.
+            cell = cells.get((row.name, column.name), {})
+            measured = cell if "mean" in cell else None
+            if expected is not None or measured is not None:
                 cells_with_a_number.append(
-                    {"row": row.name, "column": column.name, "expected": expected, "measured": cell}
+                    {"row": row.name, "column": column.name, "expected": expected, "measured": measured}
                 )
     return cells_with_a_number
 
 
-def _cell(table: Table, row: Row, column: Column, cell: Mapping[str, Any], *, says_seeds: bool) -> Cell:
+def _cells_by_place(results: Mapping[str, Any] | None) -> dict[CellKey, Mapping[str, Any]]:
+    """Return the cells of the results by the names of row and column; empty without results."""
+    if not results:
+        return {}
+    return {(cell["row"], cell["column"]): cell for cell in results["cells"]}
+
+
+def _build_cell(table: Table, row: Row, column: Column, cell: Mapping[str, Any], *, shows_seeds: bool) -> Cell:
     """Return the texts of a cell.
 
     Args:
         table, row, column: the cell's place.
         cell: what was measured, as `collect` returns it; empty without a run.
-        says_seeds: whether the cell says how many seeds its interval is over.
+        shows_seeds: whether the cell shows over how many seeds its interval is.
     """
     digits = table.digits_of(column)
-    expected = table.expected(row, column)
+    expected = printed(table.expected(row, column), digits)
     if "mean" not in cell:
-        return Cell(printed(expected, digits), "")
+        return Cell(plain=expected, bold="")
     measured = printed(cell["mean"], digits)
     if cell["low"] is not None:
         measured += f" [{printed(cell['low'], digits)}, {printed(cell['high'], digits)}]"
     if cell["difference"] is not None:
         measured += f" ({printed(cell['difference'], digits, sign='+')})"
     # A model that is only evaluated has no seed.
-    if says_seeds and cell["interval"] and cell["seeds"]:
-        measured += f", {_seeds(len(cell['seeds']))}"
-    return Cell(printed(expected, digits), measured)
+    if shows_seeds and cell["interval"] and cell["seeds"]:
+        measured += f", {_count_seeds(len(cell['seeds']))}"
+    return Cell(plain=expected, bold=measured)
 
 
-def _seeds(count: int) -> str:
-    return f"{count} seed" if count == 1 else f"{count} seeds"
+def _count_seeds(count: int) -> str:
+    """Return a number of seeds in words."""
+    return "1 seed" if count == 1 else f"{count} seeds"
 
 
-def _below(table: Table, results: Mapping[str, Any] | None, cells: list[Mapping[str, Any]]) -> list[str]:
+def _lines_below(table: Table, results: Mapping[str, Any] | None, cells: list[Mapping[str, Any]]) -> list[str]:
+    """Return the lines below a table.
+
+    They say its source and unit, what a cell shows, how the intervals were made, and which runs the numbers are from.
+    """
     unit = {"percent": "%", "fraction": "fraction", "seconds": "s", "number": "number"}[table.unit]
     lines = [f"{table.source}. {table.metric[0].upper()}{table.metric[1:]} ({unit})."]
     measured = [cell for cell in cells if "mean" in cell]
     has_expected = any(row.expected for row in table.rows)
+    # Measured numbers alone need no explanation.
     if has_expected and measured:
         lines.append(
             "Each cell: the paper's number; below it the measured one with its 95 % interval and the difference."
@@ -121,23 +146,36 @@ def _below(table: Table, results: Mapping[str, Any] | None, cells: list[Mapping[
         lines.append("The paper's numbers; nothing has been measured.")
     elif not measured:
         lines.append("Nothing has been measured.")
-    counts = Counter((len(cell["seeds"]), cell["interval"]) for cell in measured if cell["interval"])
-    for (seeds, kind), number in sorted(counts.items()):
-        if kind == "questions":
-            how = "Student's, over questions"
-        elif kind == "seeds":
-            how = f"Student's, over {_seeds(seeds)}"
-        else:
-            how = f"Clopper and Pearson's, exact, of the share of {_seeds(seeds)} that collapsed"
-        cells_with_it = "1 cell" if number == 1 else f"{number} cells"
-        lines.append(f"95 % intervals of {cells_with_it}: {how}.")
+    cells_by_interval: Counter[tuple[int, str]] = Counter()
+    for cell in measured:
+        if cell["interval"]:
+            # An interval over questions is the same kind for one training and for a model that nothing trains.
+            seed_count = 0 if cell["interval"] == QUESTIONS else len(cell["seeds"])
+            cells_by_interval[seed_count, cell["interval"]] += 1
+    for (seed_count, interval), cell_count in sorted(cells_by_interval.items()):
+        of_cells = "1 cell" if cell_count == 1 else f"{cell_count} cells"
+        lines.append(f"95 % intervals of {of_cells}: {_describe_interval(interval, seed_count)}.")
     if results:
-        lines += _origin(results)
+        lines += _provenance_lines(results)
     return lines
 
 
-def _origin(results: Mapping[str, Any]) -> list[str]:
-    """Say of which runs, versions and commits the numbers are."""
+def _describe_interval(interval: str, seed_count: int) -> str:
+    """Return how an interval was made.
+
+    Args:
+        interval: what it is over, as `collect` returns it.
+    """
+    if interval == QUESTIONS:
+        return "Student's t over questions"
+    seeds = _count_seeds(seed_count)
+    if interval == SHARE:
+        return f"Clopper and Pearson's exact interval for the share of trainings that collapsed, with {seeds}"
+    return f"Student's t over {seeds}"
+
+
+def _provenance_lines(results: Mapping[str, Any]) -> list[str]:
+    """Return lines that say which runs, versions and commits the numbers come from."""
     lines = []
     trained = [run for run in results["runs"] if run["preset"]]
     if trained:
@@ -150,35 +188,49 @@ def _origin(results: Mapping[str, Any]) -> list[str]:
                 versions.add(f"{package} {version}")
     if versions:
         lines.append(f"Versions: {', '.join(sorted(versions))}.")
-    commits = Counter(run["commit"] or "not recorded" for run in results["runs"])
-    for commit, number in sorted(commits.items()):
-        runs = "1 run" if number == 1 else f"{number} runs"
-        lines.append(f"Commit of {runs}: {commit}.")
+    runs_by_commit = Counter(run["commit"] or "not recorded" for run in results["runs"])
+    for commit, run_count in sorted(runs_by_commit.items()):
+        of_runs = "1 run" if run_count == 1 else f"{run_count} runs"
+        lines.append(f"Commit of {of_runs}: {commit}.")
     lines.append(f"Collected at commit {results['collected_with']['commit'] or 'not recorded'}.")
-    if results["refused"]:
-        lines.append(f"{len(results['refused'])} refused; the results file says why.")
+    refused = len(results["refused"])
+    if refused == 1:
+        lines.append("1 run or evaluation was refused; the results file says why.")
+    elif refused:
+        lines.append(f"{refused} runs or evaluations were refused; the results file says why.")
     return lines
 
 
-def _written(page: Page) -> str:
+def _as_markdown(page: Page) -> str:
     """Return a page in Markdown."""
-
-    def heading(name: str, marks: tuple[str, ...]) -> str:
-        return name.replace("|", "\\|") + "".join(f"<sup>{mark}</sup>" for mark in marks)
-
-    def text(cell: Cell) -> str:
-        """Return a cell: the expected number, and below it the measured one in bold, as far as there are any."""
-        texts = [cell.expected] if cell.expected else []
-        if cell.measured:
-            texts.append(f"**{cell.measured}**")
-        return "<br>".join(texts)
-
-    headings = "".join(f" {heading(name, marks)} |" for name, marks in page.head)
-    lines = [f"### {page.title}", "", f"| |{headings}", "|---" * (1 + len(page.head)) + "|"]
-    for name, marks, cells in page.rows:
-        lines.append(f"| {' | '.join([heading(name, marks), *map(text, cells)])} |")
+    headings = [_markdown_heading(name, footnote_marks) for name, footnote_marks in page.head]
+    # The first column has the names of the rows, and no heading.
+    lines = [f"### {page.title}", "", f"| {_markdown_row(headings)}", "|---" * (1 + len(headings)) + "|"]
+    for name, footnote_marks, cells in page.rows:
+        heading = _markdown_heading(name, footnote_marks)
+        lines.append(_markdown_row([heading, *map(_markdown_cell, cells)]))
     for paragraph in page.below:
         lines += ["", paragraph]
     for mark, note in page.footnotes:
         lines += ["", f"<sup>{mark}</sup> {note}"]
     return "\n".join([*lines, ""])
+
+
+def _markdown_heading(name: str, footnote_marks: tuple[str, ...]) -> str:
+    """Return the heading of a row or a column with the marks of its footnotes."""
+    return name.replace("|", "\\|") + "".join(f"<sup>{mark}</sup>" for mark in footnote_marks)
+
+
+def _markdown_cell(cell: Cell) -> str:
+    """Return the plain text and, below it, the bold one. Either may be missing."""
+    texts = []
+    if cell.plain:
+        texts.append(cell.plain)
+    if cell.bold:
+        texts.append(f"**{cell.bold}**")
+    return "<br>".join(texts)
+
+
+def _markdown_row(cells: list[str]) -> str:
+    """Return a line of a table."""
+    return f"| {' | '.join(cells)} |"

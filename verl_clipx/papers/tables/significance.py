@@ -9,7 +9,8 @@ import numpy as np
 
 from verl_clipx.common.statistics.collapse import caution
 from verl_clipx.common.statistics.comparison import (
-    ALIKE,
+    HIGHER,
+    LOWER,
     SEEDS,
     SEEDS_AND_QUESTIONS,
     Comparison,
@@ -26,10 +27,10 @@ CELL_KEYS = ("row", "baseline", "column")
 """In the results, the keys of a comparison that say which cells it compares. The others are fields of `Comparison`."""
 
 CellKey = tuple[str, str]
-"""Names of the row and the column."""
+"""The names of a cell's row and column."""
 
 NO_SEED = -1
-"""In place of a training seed, for the number of a model that nothing trains."""
+"""Stands for the training seed of a number that is of a model that nothing trains."""
 
 
 def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -> list[dict[str, Any]]:
@@ -63,8 +64,8 @@ def _compare_collapses(base: Iterable[Value], ours: Iterable[Value], factor: flo
     """Compare the shares of trainings that collapsed.
 
     Args:
-        base, ours: for each training a number that is 0 if it did not collapse.
-        factor: by what the shares and their difference are multiplied.
+        base, ours: for each training a number that is positive if it collapsed, and 0 if it did not.
+        factor: the factor that turns shares into the table's unit.
     """
     base_collapsed = [bool(value.mean) for value in base]
     ours_collapsed = [bool(value.mean) for value in ours]
@@ -78,7 +79,10 @@ def _compare_collapses(base: Iterable[Value], ours: Iterable[Value], factor: flo
 
 
 def _compare_numbers(base: list[Value], ours: list[Value]) -> Comparison:
-    """Compare numbers over seeds and questions or, where one of them has no questions, over seeds alone."""
+    """Compare numbers over seeds and questions.
+
+    They are compared over seeds alone if one of them has no values by question, or the two have other benchmarks.
+    """
     stacked_base = _stacked(base)
     stacked_ours = _stacked(ours)
     if stacked_base is None or stacked_ours is None or list(stacked_base) != list(stacked_ours):
@@ -87,7 +91,7 @@ def _compare_numbers(base: list[Value], ours: list[Value]) -> Comparison:
 
 
 def _stacked(values: list[Value]) -> dict[str, np.ndarray] | None:
-    """Return arrays ``[seeds, questions]`` by benchmark; None if a number has no questions."""
+    """Return arrays ``[seeds, questions]`` by benchmark; None if a number has no values by question."""
     if any(value.by_question is None for value in values):
         return None
     stacked = {}
@@ -97,9 +101,15 @@ def _stacked(values: list[Value]) -> dict[str, np.ndarray] | None:
 
 
 def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
-    """Return the differences from the baseline with p-values after Holm's correction; None if nothing was compared.
+    """Return a page with the differences from the baseline and their p-values, corrected by Holm's method.
 
-    Each column's methods with the same baseline are corrected together.
+    The comparisons of one column with the same baseline are one family.
+
+    Args:
+        results: from `collect`.
+
+    Returns:
+        None if nothing was compared.
     """
     comparisons = _read_corrected(results.get("comparisons", []))
     if not comparisons:
@@ -109,32 +119,33 @@ def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
     rows = [row for row in table.rows if row.name in compared_rows]
     columns = [column for column in table.columns if column.name in compared_columns]
 
-    def text(row: Row, column: Column) -> Cell:
+    def build_cell(row: Row, column: Column) -> Cell:
+        """Return a cell with the difference, in bold if it is significant; empty if nothing was compared."""
         comparison = comparisons.get((row.name, column.name))
         if comparison is None:
-            return Cell(expected="", measured="")
-        difference = _difference(comparison, table.digits_of(column))
-        # A page prints what is measured in bold, which here marks the significant differences.
-        if comparison.verdict in (None, ALIKE):
-            return Cell(expected=difference, measured="")
-        return Cell(expected="", measured=difference)
+            return Cell(plain="", bold="")
+        difference = _format_difference(comparison, table.digits_of(column))
+        is_significant = comparison.verdict in (HIGHER, LOWER)
+        if is_significant:
+            return Cell(plain="", bold=difference)
+        return Cell(plain=difference, bold="")
 
     return Page(
         title=f"{table.title}: differences from the baseline",
         head=[(column.name, ()) for column in columns],
-        rows=[(row.name, (), [text(row, column) for column in columns]) for row in rows],
-        below=_below(comparisons.values(), [entry["baseline"] for entry in results["comparisons"]]),
+        rows=[(row.name, (), [build_cell(row, column) for column in columns]) for row in rows],
+        below=_lines_below(comparisons.values(), [entry["baseline"] for entry in results["comparisons"]]),
         footnotes=[],
     )
 
 
 def _read_corrected(entries: Sequence[Mapping[str, Any]]) -> dict[CellKey, Comparison]:
-    """Return comparisons from the results by cell, with p-values that are corrected by Holm's method.
+    """Return the comparisons of the results by cell, with p-values that are corrected by Holm's method.
 
-    The correction is for how many rows of a column are compared with the same baseline; such comparisons are a family.
+    A family is the comparisons of one column with the same baseline.
 
     Args:
-        entries: what `compare_rows` returned.
+        entries: from `compare_rows`.
     """
     families: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for entry in entries:
@@ -143,41 +154,50 @@ def _read_corrected(entries: Sequence[Mapping[str, Any]]) -> dict[CellKey, Compa
     for family in families.values():
         uncorrected = []
         for entry in family:
-            uncorrected.append(Comparison(**{key: value for key, value in entry.items() if key not in CELL_KEYS}))
+            fields = {key: value for key, value in entry.items() if key not in CELL_KEYS}
+            uncorrected.append(Comparison(**fields))
         for entry, comparison in zip(family, correct_family(uncorrected), strict=True):
             comparisons[entry["row"], entry["column"]] = comparison
     return comparisons
 
 
-def _difference(comparison: Comparison, digits: int) -> str:
-    """Return a difference with its interval and p-value, as far as it has them."""
+def _format_difference(comparison: Comparison, digits: int) -> str:
+    """Return a difference with its interval and p-value, if there are any."""
     difference = printed(comparison.difference, digits, sign="+")
     if comparison.verdict is None:
         return difference
-    if _is_of_shares(comparison):
+    if _compares_shares(comparison):
         return f"{difference}, {comparison.p_text}"
     low = printed(comparison.low, digits, sign="+")
     high = printed(comparison.high, digits, sign="+")
     return f"{difference} [{low}, {high}], {comparison.p_text}"
 
 
-def _is_of_shares(comparison: Comparison) -> bool:
-    """Return whether shares of collapses were compared, whose exact test gives a p-value but no interval."""
+def _compares_shares(comparison: Comparison) -> bool:
+    """Return whether shares of collapses were compared.
+
+    Only `compare_shares` makes a comparison with a verdict and without an interval: its exact test gives none.
+    """
     return comparison.verdict is not None and comparison.low is None
 
 
-def _below(comparisons: Collection[Comparison], baselines: Iterable[str]) -> list[str]:
-    """Return the lines below the page: what is subtracted, and how intervals and p-values were made."""
+def _lines_below(comparisons: Collection[Comparison], baselines: Iterable[str]) -> list[str]:
+    """Return the lines below the page: what is subtracted, and how intervals and p-values were made.
+
+    Args:
+        comparisons: of all cells, corrected.
+        baselines: the names of their baselines, with repetitions.
+    """
     lines = [f"Each row minus {' or '.join(dict.fromkeys(baselines))}."]
     with_interval = [comparison for comparison in comparisons if comparison.low is not None]
     meanings = {
         SEEDS_AND_QUESTIONS: "over training seeds and questions together",
-        SEEDS: "only over training seeds where a number has no questions",
+        SEEDS: "only over training seeds where a number has no values by question",
     }
     kinds = {comparison.over for comparison in with_interval}
     intervals = [meaning for kind, meaning in meanings.items() if kind in kinds]
     if intervals:
-        lines.append(f"95 % intervals {', '.join(intervals)}; not corrected for the number of methods.")
+        lines.append(f"95 % intervals {', '.join(intervals)}. They are not corrected for the number of methods.")
         # A caution that holds for several comparisons is printed once.
         cautions: dict[str, None] = {}
         for comparison in with_interval:
@@ -185,10 +205,13 @@ def _below(comparisons: Collection[Comparison], baselines: Iterable[str]) -> lis
             if caution_text:
                 cautions[caution_text] = None
         lines += [f"{caution_text}." for caution_text in cautions]
-    if any(map(_is_of_shares, comparisons)):
+    if any(map(_compares_shares, comparisons)):
         lines.append("Shares of collapsed trainings: Boschloo's exact test.")
     if any(comparison.verdict for comparison in comparisons):
-        lines.append("p: Holm's, over the methods of a column with one baseline, not over columns. Bold: p < 0.05.")
+        lines.append(
+            "p-values are corrected by Holm's method over the methods of a column with one baseline, not over columns. "
+            "Bold: p < 0.05."
+        )
     reasons = dict.fromkeys(comparison.refused for comparison in comparisons if comparison.verdict is None)
     lines += [f"There is no interval and no p: {reason}." for reason in reasons]
     return lines

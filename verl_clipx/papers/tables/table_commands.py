@@ -38,20 +38,20 @@ DEFAULT_RUNS = Path("runs")
     ),
 )
 def list_tables(as_json: AsJson = False) -> None:
-    """List the tables, and how many of their cells a run could fill."""
-    from verl_clipx.papers.tables.definition import load_table, table_names
+    """List the tables, with the number of cells that runs could fill."""
+    from verl_clipx.papers.tables.definition import table_names
 
     entries = []
     for table_name in table_names():
-        table = load_table(table_name)
-        presets = [source.preset for source, _ in table.sources() if source.preset]
+        table = _load(table_name)
+        preset_count = sum(bool(source.preset) for source, _ in table.sources())
         entries.append(
             {
                 "name": table.name,
                 "title": table.title,
                 "source": table.source,
                 "cells": table.count_measurable(table.rows),
-                "presets": len(presets),
+                "presets": preset_count,
                 "made by": "benchmarks/table_fill.py" if table.in_one_process else "plan",
             }
         )
@@ -61,7 +61,8 @@ def list_tables(as_json: AsJson = False) -> None:
     rows = []
     for entry in entries:
         rows.append([escape(str(value)) for value in entry.values()])
-    console.print_list("clipx papers table plan NAME", list(entries[0]), rows)
+    headings = ("name", "title", "source", "measurable cells", "presets", "made by")
+    console.print_list("Tables (clipx papers table plan NAME)", headings, rows)
 
 
 @app.command(
@@ -95,7 +96,10 @@ def plan(
     evaluation_options: Annotated[str, typer.Option(help="Options to add to every `clipx papers eval run`.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Print the commands that still have to run. Each is a line for bash, or for a launcher."""
+    """Print the commands that still have to run.
+
+    Each is one line for bash. A cluster's launcher can take the lines that train or evaluate.
+    """
     from verl_clipx.papers.tables.table_plan import TRAIN, Places, plan_table
 
     table = _load(name)
@@ -108,7 +112,7 @@ def plan(
         nodes=nodes or table.nodes,
         evaluation_options=evaluation_options,
     )
-    # The configurations of earlier runs name their data files by this variable.
+    # The configurations of earlier runs contain this variable in the paths of their data files.
     os.environ["CLIPX_DATA"] = str(places.data)
     with reporting_errors():
         jobs = plan_table(table, places, tuple(seeds or table.seeds), tuple(rows or ()))
@@ -116,8 +120,8 @@ def plan(
         print_json(table=name, commands=[asdict(job) for job in jobs])
         return
     open_jobs = [job for job in jobs if not job.done]
-    trainings = [job for job in open_jobs if job.kind == TRAIN]
-    console.print_line(f"# {name}: {len(open_jobs)} of {len(jobs)} commands left, of which {len(trainings)} train.")
+    training_count = sum(job.kind == TRAIN for job in open_jobs)
+    console.print_line(f"# {name}: {len(open_jobs)} of {len(jobs)} commands left, of which {training_count} train.")
     for job in open_jobs:
         console.print_line(f"\n# {job.kind}: {job.label}\n{job.command}")
 
@@ -143,67 +147,84 @@ def collect(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read the runs' numbers into a file. Refuse runs that are not the presets', and say what is missing.
+    """Read the runs' numbers into a file. Refuse runs whose configuration differs from their preset's.
 
-    The exit code is 1 if a run is refused, or if there is no run at all.
+    The file lists what is missing. With --row, it has only the numbers of these rows. The exit code is 1 if a run or an
+    evaluation is refused, or if there is no run at all.
     """
     from verl_clipx.papers.tables.collect import collect as collect_table
 
     table = _load(name)
-    chosen = rows or []
+    row_names = rows or []
     if not runs.is_dir():
-        fail(f"--runs {runs}: there is no such folder. Give the one that `clipx papers table plan` trained in")
-    # The configurations of the runs name their validation files by this variable.
+        fail(f"--runs {runs}: there is no such folder. Give the --runs of `clipx papers table plan`")
+    # The runs' configurations contain this variable in the paths of their validation files. A user may have set it.
     os.environ.setdefault("CLIPX_DATA", table.data)
-    out = out or default_results(runs, name)
+    results_path = out or default_results(runs, name)
     with reporting_errors():
         with progress_console.status("composing presets, reading runs"):
-            results = collect_table(table, runs, rows=chosen)
-        write_json(out, results)
+            results = collect_table(table, runs, rows=row_names)
+        write_json(results_path, results)
     if as_json:
-        print_json(**results, file=str(out))
+        print_json(**results, file=str(results_path))
     else:
-        _print_collected(table, chosen, results, runs, out)
+        _print_collected(table, row_names, results, runs, results_path)
     if results["refused"] or not results["runs"]:
         raise typer.Exit(1)
 
 
-def _print_collected(table: "Table", rows: Sequence[str], results: Mapping[str, Any], runs: Path, out: Path) -> None:
+def _print_collected(
+    table: "Table", row_names: Sequence[str], results: Mapping[str, Any], runs: Path, results_path: Path
+) -> None:
     """Print how many numbers were collected, what was refused and why, and how much is missing.
 
     Args:
-        rows: names of the rows that were collected; empty for all.
+        row_names: names of the rows that were collected; empty for all.
         results: from `collect`.
         runs: the folder of all runs.
-        out: the file of the results.
+        results_path: the file of the results.
     """
-    measured = sum("mean" in cell for cell in results["cells"])
-    measurable = table.count_measurable(table.chosen_rows(rows))
-    console.print_line(f"{measured} of {measurable} cells from {len(results['runs'])} runs: {out}")
+    rows = table.chosen_rows(row_names)
+    names = {row.name for row in rows}
+    # The results may also have the difference of two chosen rows, which is a row that was not chosen.
+    measured = sum("mean" in cell for cell in results["cells"] if cell["row"] in names)
+    measurable = table.count_measurable(rows)
+    console.print_line(f"{measured} of {measurable} cells from {len(results['runs'])} runs: {results_path}")
+    if row_names:
+        console.print_line(
+            f"The file has only the runs of {', '.join(row_names)}, and replaces an earlier file of this name. Collect "
+            "without --row for all rows."
+        )
     for refusal in results["refused"]:
         console.print(f"[red]refused[/] {escape(refusal['folder'])}", soft_wrap=True)
         for reason in refusal["reasons"]:
             console.print_line(f"  {reason}")
     if results["missing"]:
-        missing = f"{len(results['missing'])} runs or numbers; {out} lists them under the key `missing`."
+        missing = f"{len(results['missing'])} runs or numbers; {results_path} lists them under the key `missing`."
         console.print(f"[yellow]missing[/] {escape(missing)}", soft_wrap=True)
     if not results["runs"] and not results["refused"]:
-        console.print_line(_explain_no_run(table, rows, runs))
+        console.print_line(_explain_no_run(table, row_names, runs))
 
 
-def _explain_no_run(table: "Table", rows: Sequence[str], runs: Path) -> str:
-    """Return why nothing was collected: no run is there, or the chosen rows take none."""
+def _explain_no_run(table: "Table", row_names: Sequence[str], runs: Path) -> str:
+    """Return why nothing was collected: no run is there, or no run fills the chosen rows.
+
+    Args:
+        row_names, runs: as for `_print_collected`.
+    """
     from verl_clipx.analysis.runs.folder import run_path
 
-    for source, _ in table.sources(rows):
-        example = runs / table.runs_path(source)
-        if source.preset:
-            example = run_path(runs, source.preset, table.seeds[0])
-        return f"No run of this table is in {runs}. {example} would be one."
-    return (
-        f"No run fills {', '.join(rows)}: such a row is only quoted, or the difference of two other rows, which you "
-        "choose with --row as well."
-    )
+    sources = table.sources(row_names)
+    if not sources:
+        return (
+            f"No run fills {', '.join(row_names)}: such a row is only quoted, or is the difference of two other rows; "
+            "name those with --row, too."
+        )
+    source, _ = sources[0]
+    example = runs / table.runs_path(source)
+    if source.preset:
+        example = run_path(runs, source.preset, table.seeds[0])
+    return f"No run of this table is in {runs}. {example} would be one."
 
 
 @app.command(
@@ -236,17 +257,17 @@ def render(
     table = _load(name)
     if results and not results.exists():
         fail(f"--results {results}: there is no such file. Make it with `clipx papers table collect {name}`")
-    path = results or default_results(runs, name)
+    results_path = results or default_results(runs, name)
     with reporting_errors():
         collected = None
-        if path.exists():
-            collected = read_json_object(path, {"definition": str})
+        if results_path.exists():
+            collected = read_json_object(results_path, {"definition": str})
             if collected["definition"] != hash_of_definition(table):
                 raise ValueError(
-                    f"{path}: the table's definition has changed since these results were collected. "
+                    f"{results_path}: the table's definition has changed since these results were collected. "
                     f"Run `clipx papers table collect {name}` again"
                 )
-            check_shape(path, collected, RESULTS)
+            check_shape(results_path, collected, RESULTS)
         if as_json:
             print_json(table=name, title=table.title, source=table.source, cells=cells_of(table, collected))
             return
@@ -258,11 +279,12 @@ def render(
 
 
 def default_results(runs: Path, name: str) -> Path:
-    """Return the file that `collect` writes and `render` reads."""
+    """Return the file that `collect` writes and `render` reads unless the user names another."""
     return runs / "tables" / f"{name}.json"
 
 
 def _load(name: str) -> "Table":
+    """Return the table of a name, or end the command with a message."""
     from verl_clipx.papers.tables.definition import load_table
 
     with reporting_errors():
