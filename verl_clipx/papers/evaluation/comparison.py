@@ -16,7 +16,7 @@ SETTINGS_OF_SCORING = ("reward", "cluster")
 """Evaluations can be compared only if these agree. `clipx papers eval score` can make them agree."""
 
 SETTINGS_OF_SAMPLING = ("max_tokens", "temperature", "top_p", "template")
-"""If one of these differs, it may be what a comparison shows. A user may want just that, so it is not refused."""
+"""Evaluations may differ in these, because a user may want to compare them. `describe_different_sampling` says so."""
 
 ACCURACY = "avg"
 """The name of avg@k in a comparison. avg@k estimates the same quantity for every k, so that evaluations with different
@@ -30,8 +30,21 @@ Comparisons = dict[str, dict[str, Comparison]]
 
 
 def find_evaluations(pattern: str) -> list[Path]:
-    """Find the evaluations that a folder or a pattern such as `runs/grpo-seed*/evaluation/aime24` stands for."""
-    paths = [pattern] if Path(pattern).is_dir() else sorted(path for path in glob.glob(pattern) if Path(path).is_dir())
+    """Find the folders of evaluations that match a pattern.
+
+    Args:
+        pattern: a folder, or a pattern of folders such as `runs/grpo-seed*/evaluation/aime24`.
+
+    Returns:
+        At least one folder, in alphabetical order.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+    """
+    # The name of a folder may contain the special characters of a pattern.
+    if Path(pattern).is_dir():
+        return [Path(pattern)]
+    paths = sorted(path for path in glob.glob(pattern) if Path(path).is_dir())
     if not paths:
         raise FileNotFoundError(f"{pattern}: there is no such folder, and no folder matches it as a pattern")
     return [Path(path) for path in paths]
