@@ -1,7 +1,7 @@
-"""HiTab's reward and its comparison of answers: the hand-made pairs of answers.txt, responses, and numbers of any kind.
+r"""HiTab's reward and its comparison of answers: hand-made pairs of answers.txt, responses, and numbers of any kind.
 
 A block of answers.txt begins with `# equal` or `# unequal`, and with what the expected answers are: a share, computed,
-a list. A line is `expected answer @ given answer @ given answer …`; list items stand between ` ; `, line ends are \\n.
+a list. A line is `expected answer @ given answer @ given answer …`; list items stand between ` ; `, line ends are \n.
 
 Not covered: agreement with people's judgement on real completions; verl's reward manager.
 """

@@ -3,9 +3,10 @@ r"""Refuses texts that math-verify misreads: a part of the text is not in the va
 Two answers are equal only if every token of both is part of the values that were compared. math-verify's grammar
 accepts more than its conversion uses: it drops the index of a number, and computes `\phantom{7}` as 7, dy/dx as 0 and
 `10\text{ girls and }12` as a product. This module therefore lists what becomes part of a value. Anything else is
-refused, and a refused answer is right only if it is spelled as the right answer is.
+refused. A refused answer is right only if it is spelled as the right answer is.
 
-`node` is a node of a parse tree everywhere: one of a rule of the grammar, with children, or one of a token.
+In this module, `node` is always a node of a parse tree. It stands for a rule of the grammar and has children, or it
+stands for a token. A fault is what is wrong with a node, in a few words for a message.
 """
 
 import re
@@ -20,24 +21,27 @@ from latex2sympy2_extended.antlr_parser import PSParser
 
 _GRAMMAR = yaml.safe_load(files("verl_clipx.papers.tasks.math").joinpath("grammar.yaml").read_text(encoding="utf-8"))
 _LISTS = {name: frozenset(members.split()) for name, members in _GRAMMAR.items()}
-# Names of rules: a product's factor with its sign, and a power.
+# The rules of a product's factor with its sign.
 _FACTORS = {"unary", "unary_nofunc"}
+# The rules of a power.
 _POWERS = {"exp", "exp_nofunc"}
 _VECTOR_ACCENT = re.compile(r"\\(?:vec|overrightarrow|hat)\b")
-# The first group is there for a text, which the grammar takes for an accent too; the second is what has the accent.
+# The grammar takes a text for an accent too. The first group is the command of a text, and the second is what has the
+# accent.
 _ACCENT = re.compile(r"\\(?:(text|mbox)|bar|overline|vec|overrightarrow|(?:wide)?(?:hat|tilde)|d?dot|bm)\s*\{(.*)\}")
 
-# Brackets in a text are dropped, so that the choice (A) is A.
+# A text without brackets, or all in one pair of them. math-verify drops the brackets, so that the choice (A) is A.
 _TEXT = re.compile(r"\s*(?:\([^()]*\)|[^()]*)\s*")
 
-# A proper or an improper fraction of two whole numbers, and an angle in degrees.
+# A proper or an improper fraction of two whole numbers.
 _FRACTION = re.compile(r"\\[dtc]?frac\{(\d+)\}\{(\d+)\}")
+# An angle in degrees.
 _ANGLE = re.compile(r"\d+\^.*circ\}?")
 
-# What check_words leaves out of a text: commands, with what is in their braces where that is no product.
+# What check_words leaves out of a text: commands, and what is in their braces if that cannot be a product.
 _COMMAND = re.compile(r"\\(?:begin|end|text|mbox|bm|math[a-z]+|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
-# Several letters, a blank and another letter are words. Letters without a blank between them are factors, as in 2ab,
-# unless they can be spoken: four or more with a vowel. Those that consist of a to e alone, such as abcde, are factors.
+# Several letters, a blank and another letter are words. Letters without a blank between them are factors, as in 2ab.
+# However, four or more letters with a vowel are a word, unless all of them are from a to e, as in abcde.
 _WORD = re.compile(
     r"[A-Za-z]{2,}\s+[A-Za-z]|[A-Za-z]\s+[A-Za-z]{2,}"
     r"|(?<![A-Za-z])(?![a-e]+(?![A-Za-z]))(?=[A-Za-z]*[AEIOUaeiou])[A-Za-z]{4,}"
@@ -63,15 +67,15 @@ def check_tree(tree: Any, text: str) -> None:
         if fault:
             raise ValueError(f"{fault}: {node.getText()!r}")
     uncovered = ""
-    for place, character in enumerate(text):
-        if place not in covered and not character.isspace():
+    for position, character in enumerate(text):
+        if position not in covered and not character.isspace():
             uncovered += character
     if uncovered:
         raise ValueError(f"{uncovered!r} is left over")
 
 
 def _fault_of_token(node: Any) -> str | None:
-    """Return why a token is not the part of the value that it is meant to be; None if it is."""
+    """Return why a token does not become the part of the value that it was meant to be; None if it does."""
     name = _token_name(node)
     text = node.getText().strip()
     if node.symbol.type == Token.EOF or _rule_name(node.parentCtx) == "degree":
@@ -90,7 +94,11 @@ def _fault_of_token(node: Any) -> str | None:
 
 
 def _fault_of_accent(node: Any, text: str) -> str | None:
-    """Return what is wrong with a token such as `\vec{v}` or `\text{even}`, whose text is given."""
+    r"""Return what is wrong with a token such as `\vec{v}` or `\text{even}`, or None.
+
+    Args:
+        text: the token's text without white space around it.
+    """
     accent = _ACCENT.fullmatch(text)
     if accent is None:
         return "no accent of a variable"
@@ -107,7 +115,7 @@ def _fault_of_accent(node: Any, text: str) -> str | None:
 
 
 def _fault_of_rule(node: Any) -> str | None:
-    """Return why a node of a rule is not converted to the value that it is meant to be; None if it is."""
+    """Return why a node of a rule is not converted to the value that it was meant to be; None if it is."""
     rule = _rule_name(node)
     if rule not in _LISTS["rules"]:
         return "no part of a value"
@@ -116,38 +124,49 @@ def _fault_of_rule(node: Any) -> str | None:
 
 
 def _fault_of_index(node: Any) -> str | None:
-    """Return what is wrong with the index of a power or a function: only a base or a function's own index counts."""
+    r"""Return what is wrong with the index of a power, a number or a function; None if nothing is, or it has no index.
+
+    math-verify uses the index of `\log`, which is the base, and that of a function called by a letter, as in f_1(2). It
+    would drop any other index.
+    """
     has_index = any(_rule_name(child) == "subexpr" for child in node.getChildren())
     if not has_index:
         return None
     if _rule_name(node) == "func":
         is_logarithm = node.start.text == r"\log"
-        # A function that is called by a letter, such as f_1(2).
-        is_called_by_name = node.atom_expr_no_supexpr() is not None
-        if is_logarithm or is_called_by_name:
+        if is_logarithm or _is_called_by_letter(node):
             return None
     return "an index that would be dropped"
 
 
 def _fault_of_function(node: Any) -> str | None:
-    """Return what is wrong with a function: f^{-1}(2) and f^2(2), of which the exponent is not a power's."""
-    is_called_by_name = node.atom_expr_no_supexpr() is not None
-    if is_called_by_name and node.supexpr() is not None:
+    r"""Return what is wrong with the exponent or the index of a function, or None.
+
+    The exponents of f^{-1}(2) and f^2(2) mean an inverse and an iteration, but math-verify would compute powers of
+    f(2). The exponent in `\sin^2 x` does mean a power.
+    """
+    if _is_called_by_letter(node) and node.supexpr() is not None:
         return "an inverse or an iteration, not a power"
     return _fault_of_index(node)
 
 
-def _fault_of_membership(node: Any) -> str | None:
-    r"""Return what is wrong with a relation such as `x \in \{1, 2\}`; None also for a relation of another kind.
+def _is_called_by_letter(function: Any) -> bool:
+    r"""Return whether a function is called by a letter, as f in f_1(2), and not by a command such as `\sin`."""
+    return function.atom_expr_no_supexpr() is not None
 
-    The set must be a single one; of one that is computed from others, such as a union, no member is known.
+
+def _fault_of_membership(node: Any) -> str | None:
+    r"""Return what is wrong with a relation such as `x \in A`; None for one with another sign.
+
+    The right side must be a set whose members are known, such as `\{1, 2\}` or an interval. It must not be a letter, a
+    number or a list.
     """
     is_membership = bool(node.IN())
     if not is_membership:
         return None
-    # The children are what is a member, the sign, and the set.
+    # The children are the member, the sign and the set.
     set_node = node.getChild(2)
-    # The set is wrapped in one rule for each operation that it could be, but is not.
+    # The grammar wraps a plain set in several other rules, each with a single child.
     while _rule_name(set_node) != "set_atom" and set_node.getChildCount() == 1:
         set_node = set_node.getChild(0)
     if _rule_name(set_node) == "set_atom":
@@ -156,15 +175,17 @@ def _fault_of_membership(node: Any) -> str | None:
 
 
 def _fault_of_fraction(node: Any) -> str | None:
-    """Return what is wrong with a fraction."""
-    return "a derivative, not a fraction" if _is_under_derivative(node.lower) else None
+    r"""Return what is wrong with a fraction: `\frac{dy}{dx}` is a derivative. None for any other fraction."""
+    if _is_under_derivative(node.lower):
+        return "a derivative, not a fraction"
+    return None
 
 
 def _fault_of_product(node: Any) -> str | None:
-    r"""Return what is wrong with a product or quotient: dy/dx is none, and letters may be vectors.
+    r"""Return what is wrong with a product or quotient, or None. dy/dx is a derivative, and letters may be vectors.
 
-    Between letters, `\times` is a vector product as often as a product of numbers. `\cdot` is taken for that of numbers
-    unless both sides have a vector's accent.
+    Between letters, `\times` is a vector product as often as a product of numbers. `\cdot` is taken for a product of
+    numbers, unless both sides have a vector's accent.
     """
     if node.getChildCount() < 3:
         # The rule also stands around a single factor.
@@ -181,42 +202,52 @@ def _fault_of_product(node: Any) -> str | None:
 
 
 def _fault_of_group(node: Any) -> str | None:
-    r"""Return what is wrong with `\{x\}` or `[x]`, which mean a fractional or an integer part, unless they stand alone.
+    r"""Return what is wrong with `\{x\}` or `[x]` beside something else, or None.
 
-    In brackets, more than one token is taken for a group.
+    As an operand, `\{x\}` means a fractional part, and `[x]` an integer part. Square brackets around more than one
+    token, as in 2[x+1], are accepted: they only group.
     """
     bracket = _token_name(node.getChild(0))
     is_in_braces = bracket in ("L_BRACE_VISUAL", "L_BRACE_CMD")
-    # Two of the tokens are the brackets themselves.
+    # The three tokens are the two brackets and what stands between them.
     is_token_in_brackets = bracket == "L_BRACKET" and len([*_tokens(node)]) == 3
-    if not is_in_braces and not is_token_in_brackets:
-        return None
-    return None if _stands_alone(node) else "perhaps a part of a number"
+    may_be_part_of_number = is_in_braces or is_token_in_brackets
+    if may_be_part_of_number and not _stands_alone(node):
+        return "perhaps a part of a number"
+    return None
 
 
-def _fault_of_members(node: Any) -> str | None:
-    """Return what is wrong with members between semicolons, as in (1, 2; 3), unless no bracket is around them."""
-    members = [child for child in node.getChildren() if _rule_name(child) == "comma_elements"]
-    is_list = _rule_name(node.parentCtx) == "set_elements"
-    if len(members) == 1 or is_list:
+def _fault_of_list(node: Any) -> str | None:
+    """Return what is wrong with a bracket that has both semicolons and commas, as in (1, 2; 3), or None.
+
+    math-verify would read (1, 2, 3). Without a bracket, it keeps apart what stands between the semicolons.
+    """
+    groups = [child for child in node.getChildren() if _rule_name(child) == "comma_elements"]
+    has_no_bracket = _rule_name(node.parentCtx) == "set_elements"
+    if len(groups) == 1 or has_no_bracket:
         return None
-    if any(member.getChildCount() > 1 for member in members):
-        return "members, and members of members"
+    # A group with more than one child has commas.
+    if any(group.getChildCount() > 1 for group in groups):
+        return "commas and semicolons in one bracket"
     return None
 
 
 def _fault_of_factors(node: Any) -> str | None:
-    """Return what is wrong with factors without a sign between them."""
+    r"""Return what is wrong with factors that have no sign between them, or None.
+
+    There may be a second number (6ft2in), a whole number before a fraction that is no part of a mixed number
+    (`2\frac{3}{2}`), or a fraction of a degree (`30^\circ\frac12`).
+    """
     factors = [child for child in node.getChildren() if _rule_name(child) in ("postfix", "postfix_nofunc")]
-    for place, (before, after) in enumerate(pairwise(factors)):
-        follows_two_letters = place > 0 and _is_letter(factors[place - 1]) and _is_letter(before)
-        if _is_second_number(before, after, follows_two_letters):
+    for index, (before, after) in enumerate(pairwise(factors)):
+        ends_two_letters = index > 0 and _is_letter(factors[index - 1]) and _is_letter(before)
+        if _is_second_number(before, after, ends_two_letters):
             return "a second number, not a factor"
         fraction = _FRACTION.fullmatch(after.getText())
         if fraction is None:
             continue
         is_proper = int(fraction[1]) < int(fraction[2])
-        # A whole number and a proper fraction are a mixed number, if nothing else is in the product.
+        # A whole number and a proper fraction are a mixed number if nothing else is in the product.
         if before.getText().isdigit() and (len(factors) > 2 or not is_proper):
             return "a factor or a part of a mixed number"
         if _ANGLE.fullmatch(before.getText()):
@@ -224,21 +255,21 @@ def _fault_of_factors(node: Any) -> str | None:
     return None
 
 
-def _is_second_number(before: Any, after: Any, follows_two_letters: bool) -> bool:
+def _is_second_number(before: Any, after: Any, ends_two_letters: bool) -> bool:
     """Return whether a factor begins a second value after another factor, as in 6ft2in.
 
     Args:
         before, after: the nodes of the two factors.
-        follows_two_letters: whether `before` is a letter and so is the factor before it: they may be a unit.
+        ends_two_letters: whether `before` is a letter, and so is the factor before it. They may be a unit.
     """
     if _symbolic_name(after.start) in _LISTS["numbers"]:
         if _has_letter(before):
             return True
-        # One token that is no letter is a number. In a mixed number a fraction follows it, not a number.
+        # One token that is no letter is a number. In a mixed number, a fraction follows it, not another number.
         tokens = [token for token in _tokens(before) if _rule_name(token.parentCtx) != "degree"]
         if len(tokens) == 1:
             return True
-    return follows_two_letters and not _has_letter(after)
+    return ends_two_letters and not _has_letter(after)
 
 
 _CHECKS: dict[str, Callable[[Any], str | None]] = {
@@ -254,9 +285,9 @@ _CHECKS: dict[str, Callable[[Any], str | None]] = {
     "unary": _fault_of_factors,
     "unary_nofunc": _fault_of_factors,
     "group": _fault_of_group,
-    "semicolon_elements": _fault_of_members,
+    "semicolon_elements": _fault_of_list,
 }
-"""By the name of a rule, what returns the fault of its nodes."""
+"""The functions that return the fault of a node, by the name of the node's rule."""
 
 
 def _is_letter(node: Any) -> bool:
@@ -270,6 +301,7 @@ def _has_letter(node: Any) -> bool:
 
 
 def _has_vector_accent(node: Any) -> bool:
+    r"""Return whether a node has an accent that marks a vector, such as `\vec`."""
     return _VECTOR_ACCENT.search(node.getText()) is not None
 
 
@@ -280,14 +312,14 @@ def _is_under_derivative(node: Any) -> bool:
             return True
         if _rule_name(below) in _FACTORS:
             factors = [child.getText().strip() for child in below.getChildren()]
-            # As the last factor, each of these is a variable.
+            # The last factor is left out: there, each of these is a variable.
             if any(factor in (r"\Delta", r"\delta", "d") for factor in factors[:-1]):
                 return True
     return False
 
 
 def _has_variable(node: Any) -> bool:
-    """Return whether a product has a variable, which may be a vector, outside exponents, indices and functions."""
+    """Return whether a product has a variable outside exponents, indices and functions. It may be a vector."""
     if isinstance(node, TerminalNode):
         is_number = _token_name(node) == "EXP_E" or node.getText().strip() == r"\pi"
         return _token_name(node) in _LISTS["letters"] and not is_number
@@ -295,7 +327,7 @@ def _has_variable(node: Any) -> bool:
         return False
     children = [*node.getChildren()]
     if _rule_name(node) in _POWERS and len(children) > 1:
-        # Only the base.
+        # An exponent does not count, so only the base is left.
         children = children[:1]
     return any(map(_has_variable, children))
 
@@ -305,7 +337,7 @@ def _stands_alone(node: Any) -> bool:
     for below, above in pairwise([node, *_above(node)]):
         if _rule_name(above) == "subexpr":
             return True
-        # The middle one of a group's children is what is in its brackets.
+        # A group's children are its opening bracket, its content and its closing bracket.
         is_in_brackets = _rule_name(above) == "group" and below is above.getChild(1)
         if above.getChildCount() > 1 and not is_in_brackets:
             return _rule_name(above) in _LISTS["wholes"]
@@ -313,7 +345,7 @@ def _stands_alone(node: Any) -> bool:
 
 
 def _is_operand(node: Any) -> bool:
-    """Return whether a token is computed with, beyond a sign before it."""
+    """Return whether a token is an operand of anything else than a sign before it."""
     for below, above in pairwise([node, *_above(node)]):
         has_only_sign = _rule_name(above) in _FACTORS and _rule_name(below) in _FACTORS
         if above.getChildCount() > 1 and not has_only_sign:
@@ -338,19 +370,27 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 def _tokens(node: Any) -> Iterator[Any]:
     """Yield the nodes of the tokens of which a node consists, in the order of the text."""
-    return (below for below in _nodes(node) if isinstance(below, TerminalNode))
+    for below in _nodes(node):
+        if isinstance(below, TerminalNode):
+            yield below
 
 
 def _rule_name(node: Any) -> str:
     """Return the name of a node's rule in the grammar; empty for a token."""
-    return "" if isinstance(node, TerminalNode) else PSParser.ruleNames[node.getRuleIndex()]
+    if isinstance(node, TerminalNode):
+        return ""
+    return PSParser.ruleNames[node.getRuleIndex()]
 
 
 def _token_name(node: Any) -> str:
     """Return the name of a node's token in the grammar; empty for a rule."""
-    return _symbolic_name(node.symbol) if isinstance(node, TerminalNode) else ""
+    if isinstance(node, TerminalNode):
+        return _symbolic_name(node.symbol)
+    return ""
 
 
-def _symbolic_name(terminal: Any) -> str:
-    """Return the name of a terminal in the grammar; empty for the end of the text."""
-    return PSParser.symbolicNames[terminal.type] if terminal.type > 0 else ""
+def _symbolic_name(token: Any) -> str:
+    """Return the name of a lexer's token in the grammar; empty for the end of the text."""
+    if token.type > 0:
+        return PSParser.symbolicNames[token.type]
+    return ""
