@@ -1,7 +1,7 @@
 """Brings answers into a standard spelling, and reads plain numbers as exact fractions.
 
-`clean` returns the spelling that the comparison processes read. `canonical` makes of this a shorter one, by which
-answers are compared as text.
+`clean` returns the spelling that the comparison processes read. `canonical` shortens it further, so that answers can be
+compared as text.
 """
 
 import re
@@ -19,7 +19,7 @@ TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s{0,4}"
 SPELLINGS = yaml.safe_load(files("verl_clipx.papers.tasks.math").joinpath("spellings.yaml").read_text(encoding="utf-8"))
 
 
-def _replacement(entry: str) -> str:
+def _spell_entry(entry: str) -> str:
     r"""Return what a character is replaced with.
 
     Args:
@@ -27,8 +27,8 @@ def _replacement(entry: str) -> str:
             `\text{or}` or -.
 
     Returns:
-        The command with its backslash, or the text. After a letter comes a blank, so that no letter of an answer joins
-        it.
+        The command with its backslash, or the text. A blank follows a letter at the end, so that the answer's next
+        letter does not become part of the command.
     """
     if entry.isalpha():
         return "\\" + entry + " "
@@ -40,72 +40,77 @@ def _replacement(entry: str) -> str:
 _CHARACTERS = {}
 for _pair in SPELLINGS["characters"].split():
     # A pair is a character, an equals sign and the entry, in which there may be another equals sign.
-    _CHARACTERS[_pair[0]] = _replacement(_pair[2:])
+    _CHARACTERS[_pair[0]] = _spell_entry(_pair[2:])
 NUMERALS = SPELLINGS["numerals"].split()
-# By the name that Unicode has for the form of raised and lowered characters.
-_INDICES = {"<super>": "^", "<sub>": "_"}
+# Unicode's names for the form of raised and lowered characters, and what TeX writes before such characters.
+_OPERATOR_OF_FORM = {"<super>": "^", "<sub>": "_"}
 _REWRITTEN = [(re.compile(pattern, re.ASCII), replacement) for pattern, replacement, *_ in SPELLINGS["rewritten"]]
 _ROOT = re.compile(SPELLINGS["patterns"]["root"], re.ASCII)
 _GROUPED = re.compile(SPELLINGS["patterns"]["grouped"], re.ASCII)
 _REPEATING = re.compile(SPELLINGS["patterns"]["repeating"], re.ASCII)
 _NUMBER = re.compile(SPELLINGS["patterns"]["number"], re.ASCII)
 _JOINT = re.compile(SPELLINGS["patterns"]["joint"], re.ASCII)
-# Raised or lowered characters in a row: x²⁰ is x^{20}, and x₁² has an index and a power.
-_INDEX = re.compile(r"([_^])⁅[^⁆]*⁆(?:\1⁅[^⁆]*⁆)*")
+# Raised characters in a row, or lowered ones, as `_fold` spells them: x²⁰ is x^⁅2⁆^⁅0⁆. x₁² has two such rows.
+_RAISED_OR_LOWERED = re.compile(r"([_^])⁅[^⁆]*⁆(?:\1⁅[^⁆]*⁆)*")
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg](?:e|eq|eqslant|t)|neq?)(?![a-zA-Z])")
-# A word, or several. There is a vowel in them, and the first has two small letters after its first letter or instead of
-# it, or three capitals, or is "no".
+# A word, or several, with a vowel among their letters.
 _HAS_VOWEL = r"(?=.*[AEIOUYaeiouy])"
+# The first word is at least two small letters, perhaps after a capital; or at least three capitals; or "no".
 _FIRST_WORD = r"(?:[A-Z]?[a-z]{2,}|[A-Z]{3,}|[Nn]o|NO)"
-# Each matches in one way only, as otherwise the time for a long sentence would be exponential.
+# Each further word can match in one way only. Otherwise the time for a long sentence would be exponential.
 _FURTHER_WORDS = r"(?:[ ,'-]+(?:[A-Za-z][a-z]*|[A-Z]{2,}))*[ ,'-]*"
 _WORD = re.compile(_HAS_VOWEL + _FIRST_WORD + _FURTHER_WORDS)
 _SPACE_OUTSIDE_WORDS = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 
-# Also \frac12, \frac1{2} and \frac{1}2. With more digits it is unclear which number they belong to.
+# \frac{1}{2}, and also \frac12, \frac1{2} and \frac{1}2. With more digits, it is unclear which number they belong to.
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d)(?!\d))", re.ASCII)
 
 
 def clean(text: str) -> str:
     r"""Return an answer without mere typesetting, in the spelling that math-verify reads.
 
-    Dollar signs, commands for size and space, and the full stop or line break at the end are left out. White space
-    becomes one blank, and a repeating decimal a fraction. Between inequalities, "or" becomes `\lor` and "and" `\land`.
-    The answers "all real numbers" and "no solution" have one spelling each.
+    - Unusual characters become usual ones or commands, such as ≤ and x²⁰.
+    - The list "rewritten" in spellings.yaml is applied in its order. It leaves out dollar signs and commands for size
+      and space, and gives units, percentages, intervals, ratios and more one spelling each.
+    - Digits are no longer grouped, and a repeating decimal such as `0.1\overline{6}` becomes a fraction.
+    - Any white space becomes one blank. Full stops, commas and line breaks at the end are left out.
+    - Between inequalities, "or" becomes `\lor` and "and" becomes `\land`.
     """
     text = "".join(_fold(character) for character in unicodedata.normalize("NFC", text))
-    text = _INDEX.sub(_index, text)
-    text = _ROOT.sub(_root, text)
+    text = _RAISED_OR_LOWERED.sub(_write_raised_or_lowered, text)
+    text = _ROOT.sub(_write_root, text)
+    # A root that _ROOT does not match, such as √x.
     text = text.replace("√", r"\sqrt ")
     for pattern, replacement in _REWRITTEN:
         text = pattern.sub(replacement, text)
-    text = _GROUPED.sub(_digits_alone, text)
-    text = _REPEATING.sub(_fraction, text)
+    text = _GROUPED.sub(_write_digits, text)
+    text = _REPEATING.sub(_write_fraction, text)
+    # The backslashes at the end are a line break.
     text = " ".join(text.split()).rstrip(" .,\\")
     if _joins_inequalities(text):
-        text = _JOINT.sub(_joint, text)
+        text = _JOINT.sub(_write_joint, text)
     return text
 
 
 def _joins_inequalities(text: str) -> bool:
-    """Return whether the parts of a text between words such as "or" are equations and inequalities, not only equations.
+    """Return whether every part between words such as "or" is an equation or an inequality, and one is an inequality.
 
     A text without such a word is a single part.
     """
     if not _INEQUALITY.search(text):
         return False
-    # The pattern has three groups, so that a split gives a part and then these three.
+    # A split also returns the groups of the pattern, after each part.
     parts = _JOINT.split(text)[:: _JOINT.groups + 1]
     return all("=" in part or _INEQUALITY.search(part) for part in parts)
 
 
-def _joint(match: re.Match[str]) -> str:
-    r"""Return in place of a word such as "or" the command that the comparison processes know."""
+def _write_joint(match: re.Match[str]) -> str:
+    r"""Return `\land` for "and" and the signs that mean it, among them `\cap`, and `\lor` for "or" and the like."""
     word = match[match.lastindex]
     return r"\land " if word in ("and", "land", "wedge", "cap") else r"\lor "
 
 
-def _digits_alone(number: re.Match[str]) -> str:
+def _write_digits(number: re.Match[str]) -> str:
     """Return the digits of a number such as 10{,}236."""
     return re.sub(r"\D", "", number[0])
 
@@ -114,8 +119,8 @@ def _digits_alone(number: re.Match[str]) -> str:
 def _fold(character: str) -> str:
     """Return a character's usual spelling: LaTeX's, or the plain characters of which it is only another form.
 
-    Raised and lowered characters become these between ⁅ and ⁆, after ^ or _. Letters in circles, numbers in brackets
-    and Roman numerals stay, as ① and ③ would become 13.
+    ² becomes ^⁅2⁆, and ₁ becomes _⁅1⁆. Letters in circles, numbers in brackets and Roman numerals stay, because ① and ③
+    would become 13.
     """
     if character in _CHARACTERS:
         return _CHARACTERS[character]
@@ -128,7 +133,7 @@ def _fold(character: str) -> str:
         command = letter.lower() if greek[1] == "SMALL" else letter.title()
         return f"\\{command} "
     plain = unicodedata.normalize("NFKC", character)
-    # The form's name in angle brackets, such as <super>; empty if Unicode names none.
+    # Unicode's name for the form in angle brackets, such as <super>. Some characters have other text here, or none.
     form = unicodedata.decomposition(character).partition(" ")[0]
     if form == "<fraction>" and not plain.endswith("⁄"):
         top, bottom = plain.split("⁄")
@@ -137,51 +142,56 @@ def _fold(character: str) -> str:
     if plain == character or form == "<circle>" or is_numeral:
         return character
     folded = "".join(_fold(part) for part in plain)
-    if form in _INDICES:
-        return f"{_INDICES[form]}⁅{folded}⁆"
+    if form in _OPERATOR_OF_FORM:
+        return f"{_OPERATOR_OF_FORM[form]}⁅{folded}⁆"
     return folded
 
 
-def _index(index: re.Match[str]) -> str:
-    """Return raised or lowered characters in TeX's spelling, in braces unless it is one that no digit follows."""
+def _write_raised_or_lowered(characters: re.Match[str]) -> str:
+    """Return raised or lowered characters in TeX's spelling: x^⁅2⁆^⁅0⁆ is x^{20}.
+
+    A single character has braces only if a digit follows.
+    """
     # Between two characters stands ⁆^⁅ or ⁆_⁅; before the first one ^⁅ or _⁅, after the last one ⁆.
-    content = re.sub("⁆[_^]⁅", "", index[0])[2:-1]
-    digit_follows = index.string[index.end() : index.end() + 1].isdecimal()
+    content = re.sub("⁆[_^]⁅", "", characters[0])[2:-1]
+    end = characters.end()
+    digit_follows = characters.string[end : end + 1].isdecimal()
     if len(content) > 1 or digit_follows:
         content = f"{{{content}}}"
-    return index[1] + content
+    operator = characters[1]
+    return operator + content
 
 
-def _root(root: re.Match[str]) -> str:
-    """Return a root such as ³√(2+√3) as TeX's, with the roots in it."""
-    raised_index, bracketed_index, in_brackets, number = root.groups()
-    if bracketed_index:
-        index = bracketed_index
-    elif raised_index:
-        index = f"[{raised_index}]"
+def _write_root(root: re.Match[str]) -> str:
+    r"""Return a root such as ³√(2+√3) in TeX's spelling, here `\sqrt[3]{2+\sqrt{3}}`."""
+    raised_degree, bracketed_degree, in_brackets, number = root.groups()
+    if bracketed_degree:
+        degree = bracketed_degree
+    elif raised_degree:
+        degree = f"[{raised_degree}]"
     else:
-        index = ""
-    content = _ROOT.sub(_root, in_brackets or number or "")
-    return rf"\sqrt{index}{{{content}}}"
+        degree = ""
+    content = _ROOT.sub(_write_root, in_brackets or number or "")
+    return rf"\sqrt{degree}{{{content}}}"
 
 
 def is_word(*spellings: str) -> bool:
-    """Return whether spellings that differ at most in their case are of one word, or of the same words.
+    """Return whether spellings that differ at most in their case are one word, or the same words.
 
-    Mgh and mgh are none, because words have a vowel. Nor are ABC and abc, of which ABC may be points of a figure.
+    Mgh and mgh are not a word, because words have a vowel. Nor are ABC and abc: ABC may be the points of a figure.
     """
     if not all(_WORD.fullmatch(spelling) for spelling in spellings):
         return False
     in_capitals = [spelling.isupper() for spelling in spellings]
     only_some_in_capitals = any(in_capitals) and not all(in_capitals)
     letters = list(spellings[0].upper())
-    # Points of a figure have different letters and are named in the order of the alphabet.
+    # The points of a figure have different letters, and are named in the order of the alphabet.
     may_be_points = letters == sorted(set(letters))
     return not (only_some_in_capitals and may_be_points)
 
 
-def _fraction(repeating: re.Match[str]) -> str:
-    r"""Return 0.1\overline{6} as a fraction: 0.1666… is (16 - 1) / 90."""
+def _write_fraction(repeating: re.Match[str]) -> str:
+    r"""Return a decimal such as `0.1\overline{6}` as a fraction: 0.1666… is (16 - 1) / 90."""
     whole, once, period = repeating.groups()
     top = int(whole + once + period) - int(whole + once)
     bottom = (10 ** len(period) - 1) * 10 ** len(once)
@@ -190,24 +200,27 @@ def _fraction(repeating: re.Match[str]) -> str:
 
 
 def canonical(cleaned: str) -> str:
-    r"""Return the spelling that decides equality as text, with `\text{}` unwrapped and without needless spaces."""
+    r"""Return the spelling of a cleaned answer by which texts are compared: without `\text{}` and needless blanks."""
     unwrapped = re.sub(rf"{TEXT}\{{([^{{}}\\]*)\}}", r"\1", cleaned)
     return _SPACE_OUTSIDE_WORDS.sub("", unwrapped)
 
 
 def parse_number(cleaned: str) -> tuple[Fraction, Fraction] | None:
-    r"""Read an integer, decimal, fraction, mixed number, percentage or power of ten, in ASCII digits, or a word to 20.
+    r"""Read a number: an integer, decimal, fraction, mixed number, percentage, power of ten, or a word up to "twenty".
+
+    Args:
+        cleaned: an answer as `clean` returns it. Only ASCII digits are read.
 
     Returns:
-        The exact value, 1/2 for "50%", and the value without the percent sign; None for anything else, and for what is
-        longer than MAX_NUMBER_LENGTH.
+        The exact value, and the value without the percent sign: 1/2 and 50 for "50%". None for anything else, and for a
+        text longer than MAX_NUMBER_LENGTH.
     """
     word = canonical(cleaned).casefold()
     if word in NUMERALS:
         cleaned = str(NUMERALS.index(word))
     if len(cleaned) > MAX_NUMBER_LENGTH:
         return None
-    # Fractions as 1/2, after a blank, so that 3\frac12 becomes the mixed number 3 1/2.
+    # A fraction becomes 1/2 after a blank, so that 3\frac12 becomes the mixed number 3 1/2.
     with_slashes = _FRACTION.sub(r" \1\2/\3\4", cleaned).lstrip()
     match = _NUMBER.fullmatch(with_slashes)
     if match is None:
@@ -222,21 +235,21 @@ def parse_number(cleaned: str) -> tuple[Fraction, Fraction] | None:
 
 
 def _fraction_value(match: re.Match[str]) -> Fraction | None:
-    """Return a fraction's or mixed number's value; None if it has none, or may be a product."""
+    """Return the value of a fraction or mixed number; None if it divides by zero, or may be a product."""
     top = int(match["top"])
     bottom = int(match["bottom"])
     if bottom == 0:
         return None
     if not match["whole"]:
         return Fraction(top, bottom)
-    # After a number, an improper fraction may as well be a factor.
+    # After a whole number, an improper fraction may as well be a factor.
     if not 0 <= top < bottom:
         return None
     return int(match["whole"]) + Fraction(top, bottom)
 
 
 def _decimal_value(match: re.Match[str]) -> Fraction:
-    """Return the value of a decimal, with a power of ten or without, or of a power of ten alone."""
+    """Return the value of a decimal, of a decimal times a power of ten, or of a power of ten."""
     digits = match["digits"] or "1"
     power = match["power"] or match["ten"] or "0"
     return Fraction(re.sub(r"[{}, ]", "", f"{digits}e{power}"))
