@@ -9,7 +9,6 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -50,7 +49,7 @@ _AND = r"\land "
 MAX_LENGTH = 400  # characters; the longest answer among the papers' evaluation sets has 224
 MAX_DEPTH = 12  # brackets in brackets
 
-# What a text must not contain, because computing it might take all time or memory.
+# What a text must not contain: mostly what might take all time or memory.
 _GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}|\([^()]*\)"
 # A power as an exponent: 2^3^4.
 _TOWER = rf"\^\s*(?:{_GROUP}|-?\d+|\\?[A-Za-z]+|\S)\s*\^"
@@ -66,9 +65,9 @@ _FACTORIAL = r"\d{4}\s*!|![\s)\]}]*!|(?:\^|\d{3})[^()\[\]]*[)\]}]\s*!"
 _FAST_FUNCTION = r"\\(?:[dt]?binom|Gamma|zeta)(?![a-zA-Z])[^\n]{0,12}?\d{4}"
 # Operators that iterate.
 _ITERATION = r"\\(?:sum|prod|i+nt|lim|bigcup|bigcap)(?![a-zA-Z])"
-# Dots cost nothing, but math-verify would drop them, and read 1,2,\ldots as 1,2.
+# Dots take no time, but math-verify would drop them, and read 1,2,\ldots as 1,2.
 _DOTS = r"\\ldots(?![a-zA-Z])"
-# TeX's macros, and other files.
+# TeX's commands that define macros or read files.
 _MACRO = r"\\(?:input|include|def|newcommand|let|csname)(?![a-zA-Z])"
 _REFUSED = re.compile(
     "|".join(
@@ -85,11 +84,11 @@ _REFUSED = re.compile(
         )
     )
 )
-# With `units`, math-verify would take a letter at the end for a unit, and not for a variable.
+# With `units=True`, math-verify would take a letter at the end for a unit, and not for a variable.
 _NORMALISATION = replace(LatexExtractionConfig().normalization_config, boxed="none", units=False)
 _TRIGONOMETRIC = {rf"\{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc")}
 
-# What `_protect` looks at, so that the grammar does not misread it.
+# What `_protect` looks at, so that the grammar does not misread it:
 # A variable or a number with primes, which math-verify drops.
 _PRIMED = r"(?P<primed>\\[A-Za-z]+|[A-Za-z]|\d)(?P<index>_(?:\w|\{[^{}]*\}))?(?P<primes>'+)"
 # A command with the text, the name or the accented letter to which it belongs.
@@ -101,36 +100,47 @@ _OTHER_COMMAND = r"\\[A-Za-z]+(?:\s*\()?"
 # The grammar reads E as half of a number, as in 2E3, I as the imaginary unit, and T as what transposes a matrix.
 _MISREAD_LETTER = r"[EIT]"
 _PROTECTED = re.compile("|".join((_PRIMED, _COMMAND_WITH_CONTENT, _OTHER_COMMAND, _MISREAD_LETTER)))
-# Fonts that make another variable of a letter.
+# Fonts in which a letter is another variable.
 _FONT = re.compile(r"\\math(bb|cal|frak|scr|sf|tt)\{([^{}]*)\}")
 # The d of dx, in any font.
 _DIFFERENTIAL = re.compile(r"\\(?:text\w*|mbox|math(?:rm|it|bf|sf))\s*\{\s*d\s*\}")
-# Otherwise the grammar would take A and a for one variable.
+# If all symbols were put into small letters, A and a would be one variable.
 _CASED = ConversionConfig(lowercase_symbols=False)
 
 
 class _Grammar(_Latex2Sympy):
-    """math-verify's grammar; a degree is a number where it is the answer, and an angle in a trigonometric function."""
+    r"""math-verify's grammar, with two changes.
+
+    A text is refused if a part of it would be dropped or misread (`check_tree`). `30^\circ` is read as 30, but inside a
+    trigonometric function as 30 degrees, which is pi/6.
+    """
 
     def create_parser(self, text: str) -> Any:
+        """Return what the base class calls a parser: its method `math` returns the tree of the text."""
         tree = super().create_parser(text).math()
         check_tree(tree, text)
+        # The parser cannot return the tree a second time, because it has used up the tokens.
         return SimpleNamespace(math=lambda: tree)
 
     def convert_func(self, func: Any) -> Any:
-        outside = self.convert_degrees
+        """Convert a function. While `convert_degrees` is set, the base class converts degrees into radians."""
+        convert_degrees_before = self.convert_degrees
         self.convert_degrees = self.convert_degrees or func.start.text in _TRIGONOMETRIC
         try:
             return super().convert_func(func)
         finally:
-            self.convert_degrees = outside
+            self.convert_degrees = convert_degrees_before
 
 
 def _spell(expression: Any) -> str:
-    """Return the name of a symbol, or of several that are multiplied, with e and i for the numbers of these names."""
+    """Return the name of a symbol, or the joined names of a product of symbols. The numbers e and i are spelled so."""
     if isinstance(expression, Mul) and all(isinstance(factor, Symbol) or factor == E for factor in expression.args):
         return "".join(map(_spell, expression.args))
-    return {E: "e", I: "i"}.get(expression, str(expression))
+    if expression == E:
+        return "e"
+    if expression == I:
+        return "i"
+    return str(expression)
 
 
 def _have_the_same_name(gold: Any, answer: Any) -> bool:
@@ -138,7 +148,7 @@ def _have_the_same_name(gold: Any, answer: Any) -> bool:
     return _spell(gold) == _spell(answer)
 
 
-# math-verify's own compares names in small letters.
+# math-verify's own function compares names in small letters, so that A would equal a.
 grader.sympy_compare_symbols = _have_the_same_name
 _solve_and_compare = grader.sympy_solve_and_compare
 
@@ -149,7 +159,10 @@ def _without_assumptions(equation: Equality) -> Equality:
 
 
 def _solve_equations(gold: Relational, answer: Relational, *precision: int) -> bool:
-    """Return whether two relations have the same solutions; equations also complex ones, and at least one."""
+    """Return whether two relations have the same solutions.
+
+    Two equations must have the same complex solutions, and at least one.
+    """
     if isinstance(gold, Equality) and isinstance(answer, Equality):
         gold = _without_assumptions(gold)
         answer = _without_assumptions(answer)
@@ -158,31 +171,40 @@ def _solve_equations(gold: Relational, answer: Relational, *precision: int) -> b
     return bool(_solve_and_compare(gold, answer, *precision))
 
 
-# math-verify's own solves for real numbers, and counts equations without a solution as equal.
+# math-verify's own function solves for real numbers, and counts equations without a solution as equal.
 grader.sympy_solve_and_compare = _solve_equations
-# It takes these letters for Euler's constant.
+# math-verify takes these letters for Euler's constant.
 for _letter in ("gamma", "Gamma"):
     sympy_singleton_map.pop(_letter, None)
 
 
 def judge(pairs: tuple[tuple[str, str], ...], strict: bool) -> bool | None:
-    """Return whether any of some pairs of a right and a given answer is equal; None if one cannot be compared.
+    """Return whether the answers of at least one pair are equal.
 
-    If `strict`, they must be equal also with the roles exchanged, since math-verify is not symmetric, and a pair or
-    tuple, whose order counts, equals no list.
+    Args:
+        pairs: each a right answer and a given one, in the spelling of `spelling.clean`.
+        strict: whether the answers must also be equal with the roles exchanged, because math-verify is not symmetric,
+            and a pair or tuple, whose order counts, must equal no list.
+
+    Returns:
+        None if no pair is equal, and one cannot be compared.
     """
     undecided = False
     for gold, answer in pairs:
+        # Both the grammar and sympy raise exceptions of many kinds.
         try:
-            if _equal(gold, answer, strict) and (not strict or _equal(answer, gold, strict)):
+            if _are_equal(gold, answer, strict) and (not strict or _are_equal(answer, gold, strict)):
                 return True
-        except Exception:  # the grammar's, and sympy's, which knows no limits
+        except Exception:
             undecided = True
     return None if undecided else False
 
 
-def _equal(gold: str, answer: str, strict: bool) -> bool:
-    """Return whether an answer equals the right one; the arguments are as for `judge`.
+def _are_equal(gold: str, answer: str, strict: bool) -> bool:
+    """Return whether an answer equals the right one.
+
+    Args:
+        strict: whether a pair or tuple, whose order counts, must equal no list.
 
     Raises:
         Exception: one of them cannot be read or compared.
@@ -191,15 +213,15 @@ def _equal(gold: str, answer: str, strict: bool) -> bool:
     given, given_unknown = _parse_answer(answer)
     if right_unknown and given_unknown and right_unknown != given_unknown:
         return False
-    # An equation between two numbers that differ, as in x = 8 = 7.
     for equation in given.atoms(Equality):
-        # The grammar wraps what it has computed, such as a common divisor.
+        # An equation between two numbers that differ, as in x = 8 = 7, is false. `doit` unwraps what the grammar has
+        # computed, such as a common divisor.
         if not equation.free_symbols and _differ(equation.lhs.doit(), equation.rhs.doit()):
             return False
     only_one_has_equations = right.has(Equality) != given.has(Equality)
     if only_one_has_equations and not (_name_values(right) and _name_values(given)):
         return False
-    # Both see the other side as it was.
+    # One assignment, because both calls need the other answer before it is changed.
     right, given = _named_value(right, given), _named_value(given, right)
     if _differ(right, given):
         return False
@@ -207,16 +229,15 @@ def _equal(gold: str, answer: str, strict: bool) -> bool:
     if strict and both_are_lists_or_tuples and isinstance(right, FiniteSet) != isinstance(given, FiniteSet):
         return False
     if _is_composed_rational(right) and _is_composed_rational(given):
-        # math-verify rounds, also numbers of thousands of digits.
+        # math-verify would round them, even if they have thousands of digits.
         first = right.doit()
         second = given.doit()
         if isinstance(first, Rational) and isinstance(second, Rational):
             return bool(first == second)
-    # Its own time-out raises from a signal handler, which sympy may swallow. An inequality with an unknown equals the
-    # set of its solutions; without one, it is true or false.
-    return verify(
-        right, given, allow_set_relation_comp=bool(given.free_symbols), timeout_seconds=None, raise_on_error=True
-    )
+    # An inequality with an unknown equals the set of its solutions. Without an unknown, it is true or false.
+    has_unknown = bool(given.free_symbols)
+    # There is no time-out here: math-verify's own raises from a signal handler, and sympy may swallow that exception.
+    return verify(right, given, allow_set_relation_comp=has_unknown, timeout_seconds=None, raise_on_error=True)
 
 
 def _is_composed_rational(expression: Any) -> bool:
@@ -230,7 +251,7 @@ class _ParsedAnswer(NamedTuple):
     """What math-verify's grammar reads in an answer.
 
     Args:
-        value: what it reads. Relations that are joined are the set of the numbers for which they hold.
+        value: what it reads. If relations are joined, the set of the numbers for which they hold.
         unknown: the variable of an answer that consists of equations or inequalities with one variable; None for any
             other answer.
     """
@@ -245,12 +266,12 @@ def _parse_answer(text: str) -> _ParsedAnswer:
     r"""Return what math-verify's grammar reads in the whole text.
 
     Raises:
-        ValueError: the text cannot be read, or must not be; a part of it would be dropped; or it joins, by `\lor` or
-            `\land`, something else than relations with one variable.
+        ValueError: the text cannot be read, or is not safe to parse; a part of it would be dropped; or `\lor` or
+            `\land` joins something else than relations with one variable.
     """
     if not is_safe_to_parse(text):
         raise ValueError("a text that might exhaust the parser is not read")
-    # Of the alternatives, one must hold; of the expressions of an alternative, all.
+    # One of the alternatives must hold. An alternative holds if all its expressions do.
     alternatives = []
     for alternative in _expand_plus_minus(text).split(_OR):
         alternatives.append([_parse(part) for part in alternative.split(_AND)])
@@ -269,7 +290,7 @@ def _parse_answer(text: str) -> _ParsedAnswer:
 
 
 def _find_unknown(expressions: list[Any]) -> Symbol | None:
-    """Return the only variable of some relations; None if it is not the only one, or not all are relations."""
+    """Return the only variable of some relations; None if there are several, or none, or something else among them."""
     if not all(map(_is_relation, expressions)):
         return None
     variables = set().union(*(expression.free_symbols for expression in expressions))
@@ -287,27 +308,34 @@ def _is_relation(value: Any) -> bool:
 def _expand_plus_minus(text: str) -> str:
     r"""Return a text such as `1\pm\sqrt{2}` as a list of the two values that it stands for.
 
-    A text with several such signs is returned as it is: it may stand for two values or for four.
+    A text with several such signs is returned unchanged, because it may stand for two values or for four.
     """
     if text.count(r"\pm") != 1:
         return text
     plus = re.sub(r"\\pm(?![a-z])\s*", "+", text)
     minus = re.sub(r"\\pm(?![a-z])\s*", "-", text)
-    # Two values in braces are one set.
+    # Two lists in braces become one set.
     return f"{plus},{minus}".replace(r"\},\{", ",")
 
 
 def is_safe_to_parse(text: str) -> bool:
-    """Return whether a text may be parsed at all: one that is not may exhaust the parser's time or memory.
+    """Return whether a text may be parsed at all. Other texts may exhaust the parser's time or memory.
 
     A text is safe if it consists of printable ASCII, is at most MAX_LENGTH characters long, nests brackets at most
-    MAX_DEPTH deep, and contains nothing that _REFUSED matches. Texts with other characters, which may look like ASCII,
-    are compared as text instead.
+    MAX_DEPTH deep, and contains nothing that _REFUSED matches. A text with other characters, which may look like ASCII,
+    is compared only as text.
     """
     if len(text) > MAX_LENGTH or not text.isascii() or not text.isprintable() or _REFUSED.search(text):
         return False
-    depths = accumulate((character in "([{") - (character in ")]}") for character in text)
-    return max(depths, default=0) <= MAX_DEPTH
+    depth = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        if depth > MAX_DEPTH:
+            return False
+    return True
 
 
 def _parse(text: str) -> Basic | MatrixBase:
@@ -321,8 +349,8 @@ def _parse(text: str) -> Basic | MatrixBase:
         raise ValueError("primes or quotation marks, which would be dropped")
     text = normalize_latex(text, _NORMALISATION)
     check_words(text)
-    # i is the imaginary unit. Where sympy has no place for that, as at the end of an interval, it is a variable, as it
-    # is everywhere in math-verify; what is read as an interval may be meant as a pair of numbers.
+    # i is the imaginary unit. If sympy refuses that, as at the end of an interval, i is a variable, as it is everywhere
+    # in math-verify: what is read as an interval may be meant as a pair of numbers.
     for meaning_of_i in (I, Symbol("i", real=True)):
         sympy_singleton_map["i"] = meaning_of_i
         with suppress(ValueError):
@@ -334,18 +362,19 @@ def _parse(text: str) -> Basic | MatrixBase:
 
 
 def _check_members(parsed: Basic | MatrixBase) -> None:
-    """Raise ValueError if a list has a member twice, of which sympy's set keeps one."""
+    """Raise ValueError if a list has a member twice. sympy's set would keep one of them."""
     for members in parsed.atoms(FiniteSet):
-        # The list as it was written, if the grammar has kept it.
+        # The grammar may have kept the list as it was written.
         written = getattr(members, "_unsorted_args", members.args)
         if len(written) != len(members.args):
             raise ValueError("a member that comes twice")
 
 
 def _protect(match: re.Match[str]) -> str:
-    r"""Return in place of what `_PROTECTED` has found a spelling that the grammar does not misread.
+    r"""Return a spelling that the grammar does not misread for what `_PROTECTED` has matched.
 
-    A letter that it misreads becomes the name of a variable, in `\text` or `\bm`; words are written in small letters.
+    A letter that the grammar would misread becomes the name of a variable, in `\text` or `\bm`. Words are written in
+    small letters.
     """
     text = match[0]
     if _DIFFERENTIAL.fullmatch(text):
@@ -355,16 +384,18 @@ def _protect(match: re.Match[str]) -> str:
     font = _FONT.fullmatch(text)
     if font:
         name, letters = font.groups()
-        # The grammar knows \mathbb{R} and the other sets of numbers.
-        return text if name == "bb" else _variable_called(name + letters)
+        if name == "bb":
+            # The grammar knows \mathbb{R} and the other sets of numbers.
+            return text
+        return _write_variable(name + letters)
     if text in ("E", "I", "T"):
         return r"\text{" + text + "}"
     if text in (r"\gamma", r"\Gamma"):
-        return _variable_called(text.removeprefix("\\"))
+        return _write_variable(text.removeprefix("\\"))
     command, _, content = text.removesuffix("}").partition("{")
     if not is_word(content.strip()):
         return text
-    # The grammar drops blanks, so that "now here" would be "no where".
+    # The grammar drops blanks, so that "now here" would equal "no where".
     words = "-".join(content.lower().split())
     return command + "{" + words + "}"
 
@@ -376,21 +407,24 @@ def _protect_primes(symbol: str, index: str, primes: int) -> str:
         symbol: a letter, a command such as that of a Greek letter, or a digit. A letter or a command gets another name;
             a digit gets a variable as its factor.
         index: the index between symbol and primes, with its underscore; empty if there is none.
-        primes: how many there are.
+        primes: the number of primes.
     """
     name = "prime" * primes
     if symbol.isdigit():
-        return symbol + index + _variable_called(name)
-    return _variable_called(symbol.removeprefix("\\") + name) + index
+        return symbol + index + _write_variable(name)
+    return _write_variable(symbol.removeprefix("\\") + name) + index
 
 
-def _variable_called(name: str) -> str:
-    """Return what the grammar reads as one variable, of a name with any letters."""
+def _write_variable(name: str) -> str:
+    """Return what the grammar reads as one variable of that name, which may have several letters."""
     return r"\bm{" + name + "}"
 
 
 def _named_value(expression: Any, other: Any) -> Any:
-    """Return the value that an equation names, as in f(2) = 5 or gcd(10, 15) = 5, if the other side is no equation."""
+    """Return the value that an equation names, such as 5 of f(2) = 5 or of gcd(10, 15) = 5.
+
+    An expression that is not such an equation is returned unchanged, and any expression if `other` has an equation too.
+    """
     if not isinstance(expression, Equality) or other.has(Equality):
         return expression
     name = expression.lhs
@@ -401,17 +435,17 @@ def _named_value(expression: Any, other: Any) -> Any:
 
 
 def _evaluate(expression: Expr, point: dict[Symbol, float]) -> mpc:
-    """Return the value of an expression at a point, as a number whose exponent may have any size.
+    """Return the value of an expression at a point. It is a number of mpmath's, whose exponent may have any size.
 
     Raises:
-        TypeError: it has no value there.
+        TypeError: the expression has no value there.
     """
     real, imaginary = expression.evalf(17, subs=point).as_real_imag()
     return mpc(Float(real), Float(imaginary))
 
 
 def _name_values(expression: Any) -> bool:
-    """Return whether the left side of each equation is the name of a value, or a calculation with numbers alone."""
+    """Return whether every equation in an expression has on its left the name of a value, or only numbers."""
     return all(_is_name(equation.lhs) or not equation.lhs.free_symbols for equation in expression.atoms(Equality))
 
 
@@ -423,10 +457,10 @@ def _is_name(side: Any) -> bool:
 
 
 def _differ(first: Any, second: Any) -> bool:
-    """Return whether two expressions clearly differ in value at one point, which no simplification can change.
+    """Return whether two expressions clearly differ in value at one point. If they do, they cannot be equal.
 
     This decides most wrong answers. math-verify would simplify their difference, which takes milliseconds to minutes.
-    Words, which are symbols here, percentages and what has no value are left to it.
+    False is also returned for words, which are symbols here, for percentages, and for expressions without a value.
     """
     if not _may_have_value(first) or not _may_have_value(second):
         return False
@@ -441,15 +475,18 @@ def _differ(first: Any, second: Any) -> bool:
         sizes = (abs(first_value), abs(second_value))
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         return False
-    # math-verify counts numbers with six equal decimals as equal, and so all numbers near zero. For numbers other than
-    # zero the difference is therefore held against their own size, and otherwise against 1 at least.
+    # math-verify counts numbers with six equal decimals as equal, and therefore all numbers near zero. Here, two
+    # numbers other than zero are compared relative to their own size. Otherwise the scale is at least 1.
     is_relative = not symbols and min(sizes) > 0
     scale = max(sizes) if is_relative else max(*sizes, 1.0)
     return difference > 1e-3 * scale
 
 
 def _may_have_value(expression: Any) -> bool:
-    """Return whether an expression may have a value: no list, no percentage, and no single symbol, as words are."""
+    """Return whether an expression may have a value.
+
+    Lists, percentages and single symbols have none here. A word is a single symbol.
+    """
     if not isinstance(expression, Expr) or isinstance(expression, Symbol):
         return False
     return not expression.has(UnevaluatedExpr)

@@ -1,8 +1,8 @@
 r"""Decides whether two answers are equal: as text, as plain numbers, or by math-verify.
 
-The first two take microseconds and decide most answers. math-verify is asked about all accepted answers at once, so
-that one limit covers the verdict (`processes`), and once, because responses to the same prompt share their right
-answers, and often the given one.
+The first two take microseconds and decide most answers. math-verify is asked about all accepted answers in one
+question, so that one limit covers the verdict (`processes`). Its verdicts are kept, because responses to the same
+prompt share their right answers, and often give the same one.
 """
 
 import importlib.util
@@ -23,12 +23,15 @@ _NAME = re.compile(SPELLINGS["patterns"]["name"])
 _CHOICE = re.compile(SPELLINGS["patterns"]["choice"])
 _OFFER = re.compile(SPELLINGS["patterns"]["offer"])
 _NAMES = {*SPELLINGS["names"].split()}
-# Not two letters, or small ones without a vowel: xy equals yx, AB is the line BA, and mgh equals ghm.
+# A word of letters alone. Two letters are no word, nor are small ones without a vowel: xy equals yx, AB is the line BA,
+# and mgh equals ghm.
 _WORD = re.compile(r"[A-Z]{3,}|(?=.*[AEIOUYaeiouy])[A-Za-z]{3,}")
 _APPROXIMATION = re.compile(r"\s*\\(?:approx|approxeq|simeq|sim)(?![a-zA-Z])\s*")
-# A letter with an index, such as a_{12}, is a variable.
+# A number with its base, such as (52)_8, or 1A_{16} with letters as digits. A letter with an index, such as a_{12}, is
+# a variable.
 _BASE = re.compile(r"\d\)?_|\d[A-Za-z]+\)?_\{?[1-3]\d")
 _DECIMAL = re.compile(r"\d\.\d")
+# The digits, and the base in digits or as a word.
 _IN_BASE = re.compile(rf"([\da-z]+)(?:_([2-9]|[12]\d|3[0-6]|{'|'.join(NUMERALS[2:])}))?")
 # The responses to one prompt often give the same answer.
 _ask = lru_cache(maxsize=8192)(processes.compare)
@@ -37,14 +40,28 @@ _ask = lru_cache(maxsize=8192)(processes.compare)
 def is_equivalent(answer: str, *golds: str) -> bool | None:
     r"""Return whether an answer equals one of those that are accepted, for training.
 
-    math-verify's conventions hold: `x=5` equals 5, 50\% equals 50 and 0.5, 0.333333 equals 1/3 (six decimals), and
-    neither a unit that one of them lacks nor the order of a set matters. However, the whole answer must be readable,
-    words must be equal letter by letter, numbers, however small, differ by at most a thousandth of the larger one, and
-    `a \approx b` counts as a, unless b contradicts it. Two units must be the same, and letters have the same case,
-    except in words and choices.
+    math-verify's conventions hold:
 
-    None means that there is no verdict: one of the two cannot be read completely, a guard refused the comparison, or
-    it took too long.
+    - `x=5` equals 5, 50\% equals 50 and 0.5, and 0.333333 equals 1/3 (six decimals);
+    - a unit that only one of the two has does not matter, nor does the order of a set.
+
+    It is stricter than math-verify in these:
+
+    - The whole answer must be readable.
+    - Words must be equal letter by letter.
+    - Numbers, however small, may differ by at most a thousandth of the larger one.
+    - A given answer `a \approx b` counts as a, unless b contradicts it. A right answer with that sign equals only the
+      same text.
+    - Two units must be the same.
+    - Letters must have the same case, except in words and choices.
+
+    Args:
+        answer: the given answer.
+        golds: the accepted answers.
+
+    Returns:
+        None if there is no verdict: one of the two cannot be read completely, a guard refused the comparison, or it
+        took too long.
     """
     return _decide(answer, golds, strict=False)
 
@@ -52,48 +69,66 @@ def is_equivalent(answer: str, *golds: str) -> bool | None:
 def equal_answers(answer: str, *golds: str) -> bool | None:
     r"""Return whether an answer equals one of those that are accepted beyond reasonable doubt, as evaluation counts it.
 
-    Unlike in `is_equivalent`, numbers must be exactly equal (0.333333 is not 1/3; 50\% is 0.5 and not 50). A
-    number without its base equals none that has one, a decimal no symbolic expression, and an ordered pair or interval
-    no plain list. math-verify must also agree with the roles exchanged.
+    The rules of `is_equivalent` hold, and these:
+
+    - Numbers must be exactly equal: 0.333333 is not 1/3, and 50\% is 0.5 and not 50.
+    - A number without its base equals none that has one.
+    - A decimal equals no symbolic expression.
+    - An ordered pair or interval equals no plain list.
+    - An answer with an approximation sign equals none without it.
+    - math-verify must also find them equal with the roles exchanged.
     """
     return _decide(answer, golds, strict=True)
 
 
 def _decide(answer: str, golds: tuple[str, ...], strict: bool) -> bool | None:
     """Return the verdict on an answer. math-verify is asked once, about all pairs that are still open."""
-    verdicts = [_compare(clean(answer), clean(gold), strict) for gold in golds]
-    if True in verdicts:
+    results = [_compare(clean(answer), clean(gold), strict) for gold in golds]
+    if True in results:
         return True
-    open_pairs = tuple(verdict for verdict in verdicts if verdict is not False)
+    open_pairs = tuple(result for result in results if result is not False)
     if not open_pairs:
         return False
     return _ask(open_pairs, strict)
 
 
 def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str]:
-    """Return the verdict on two cleaned answers; if math-verify must decide, the right one and the given one."""
-    if (answer + gold).count("=") == 1:
-        # The name of a value, as in f(2)=5, if only one of them is an equation.
+    """Compare two cleaned answers without math-verify.
+
+    Returns:
+        The verdict. If math-verify must decide, the pair that `comparison.judge` takes, without names, offers and
+        units. There, the right answer comes first.
+    """
+    only_one_is_equation = (answer + gold).count("=") == 1
+    if only_one_is_equation:
+        # Its left side only names the value, as in f(2)=5.
         answer = _without_name(answer)
         gold = _without_name(gold)
     if not answer or not gold:
         return False
-    # Both see the other answer as it was.
+    # One assignment, because both calls need the other answer before it is changed.
     answer, gold = _without_offer(answer, gold), _without_offer(gold, answer)
     verdict = _compare_texts(answer, gold)
     if verdict is not None:
         return verdict
     values = split_units(answer, gold)
     if values is None:
+        # Their units contradict each other.
         return False
     answer, gold = values
-    if bool(_APPROXIMATION.search(answer)) != bool(_APPROXIMATION.search(gold)):
+    answer_is_approximate = _APPROXIMATION.search(answer) is not None
+    gold_is_approximate = _APPROXIMATION.search(gold) is not None
+    if answer_is_approximate != gold_is_approximate:
         if strict:
             return False
-        if _APPROXIMATION.search(answer):
+        if answer_is_approximate:
             return _compare(_first_value(answer), gold, strict)
+        # An approximate right answer is not split. math-verify cannot read the sign, so that it gives no verdict.
     if _BASE.search(f"{answer} {gold}"):
-        return _compare_bases(canonical(_without_name(answer)), canonical(_without_name(gold)), strict)
+        # If both answers are equations, they still have their names. These are not compared.
+        given = canonical(_without_name(answer))
+        right = canonical(_without_name(gold))
+        return _compare_bases(given, right, strict)
     verdict = _compare_numbers(answer, gold, strict)
     if verdict is not None:
         return verdict
@@ -101,7 +136,11 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str]:
 
 
 def _compare_texts(answer: str, gold: str) -> bool | None:
-    """Return what the answers' texts decide, as words, choices or letter by letter; None if they decide nothing."""
+    """Compare two answers as texts: letter by letter, as words, and as choices.
+
+    Returns:
+        None if the texts decide nothing.
+    """
     given = canonical(answer)
     right = canonical(gold)
     if given == right:
@@ -119,7 +158,7 @@ def _compare_texts(answer: str, gold: str) -> bool | None:
 
 
 def _compare_numbers(answer: str, gold: str, strict: bool) -> bool | None:
-    """Return what plain numbers among the two values decide; None if math-verify must."""
+    """Compare two values, of which at least one is a plain number. Return None if math-verify must decide."""
     number = parse_number(answer)
     right_number = parse_number(gold)
     if number and right_number:
@@ -131,12 +170,12 @@ def _compare_numbers(answer: str, gold: str, strict: bool) -> bool | None:
             return False
         if without_percent == right_without_percent:
             return True
-        # math-verify rounds to six decimals, so that for it all numbers near zero are equal.
+        # This is not left to math-verify, which rounds to six decimals: for it, all numbers near zero are equal.
         if _differ(exact, right_exact) and _differ(without_percent, right_without_percent):
             return False
         return None
     if strict:
-        # One is a decimal, and the other no plain number.
+        # At most one of the two is a plain number. If that is a decimal, it equals no symbolic expression.
         if number and _DECIMAL.search(answer):
             return False
         if right_number and _DECIMAL.search(gold):
@@ -145,7 +184,10 @@ def _compare_numbers(answer: str, gold: str, strict: bool) -> bool | None:
 
 
 def _without_name(text: str) -> str:
-    r"""Return the value that an equation names, as in `\text{Area}=5`; "not" and "twice" name no value."""
+    r"""Return an answer without the name of its value: 5 for `\text{Area}=5`; an answer without one unchanged.
+
+    The words of a name are in the list "names" of spellings.yaml. "not" and "twice", for instance, name no value.
+    """
     name = _NAME.match(text)
     if name is None:
         return text
@@ -159,17 +201,24 @@ def _without_name(text: str) -> str:
 
 
 def _without_offer(answer: str, other: str) -> str:
-    r"""Return the part of `\textbf{(B)} 14` that the other answer speaks of: the letter, or what it stands before."""
+    r"""Return the part of `\textbf{(B)} 14` that the other answer has too: (B) if that is a choice, otherwise 14.
+
+    The answer is returned unchanged if it is not a choice with what it offers, or if the other answer is one as well.
+    """
     offer = _OFFER.match(answer)
     if not offer or _OFFER.match(other):
         return answer
     if _CHOICE.fullmatch(other):
-        return f"({offer[1] or offer[2]})"
+        letter = offer[1] or offer[2]
+        return f"({letter})"
     return answer[offer.end() :]
 
 
 def _first_value(text: str) -> str:
-    r"""Return a of `a \approx b`, or b if a is an unknown; "" if one is missing or no value, or they differ."""
+    r"""Return a of `a \approx b`, or b if a is an unknown.
+
+    "" is returned if a or b is missing, if b has no digit, or if a and b are numbers that differ.
+    """
     parts = _APPROXIMATION.split(text)
     if not all(parts):
         return ""
@@ -177,7 +226,8 @@ def _first_value(text: str) -> str:
     exact = [number[0] for number in numbers if number is not None]
     if exact and _differ(min(exact), max(exact)):
         return ""
-    if re.fullmatch("[A-Za-z]", parts[0]):
+    is_unknown = re.fullmatch("[A-Za-z]", parts[0]) is not None
+    if is_unknown:
         return parts[-1]
     if all(re.search(r"\d", part) for part in parts[1:]):
         return parts[0]
@@ -190,7 +240,13 @@ def _differ(first: Fraction, second: Fraction) -> bool:
 
 
 def _compare_bases(given: str, right: str, strict: bool) -> bool:
-    r"""Compare numbers such as 1,203_4, (52)_8 or 52_{\text{eight}}, whose bases math-verify would ignore."""
+    r"""Compare numbers such as 1,203_4, (52)_8 or 52_{\text{eight}}, whose bases math-verify would ignore.
+
+    Args:
+        given: the given answer, as `canonical` spells it.
+        right: the right answer, as `canonical` spells it.
+        strict: whether a number without its base equals none that has one.
+    """
     given_number = _read_in_base(given)
     right_number = _read_in_base(right)
     if given_number is None or right_number is None:
@@ -204,12 +260,17 @@ def _compare_bases(given: str, right: str, strict: bool) -> bool:
             return False
     if given_base == right_base:
         return True
-    # Without its base, a number is right if the question has named the base, which evaluation cannot know.
+    # A number without its base is right if the question has named the base. Evaluation cannot know whether it has.
     return not strict and (given_base is None or right_base is None)
 
 
 def _read_in_base(text: str) -> tuple[str, int | None] | None:
-    """Return a number's digits, and its base or None if it names none; None if the text is no such number."""
+    """Read a number in any base.
+
+    Returns:
+        Its digits as a text, and its base, or None if the text names no base. None instead of both if the text is no
+        such number.
+    """
     plain = re.sub(r",(?=\d{3})|[{}]", "", text.lower())
     match = _IN_BASE.fullmatch(re.sub(r"\((\w+)\)", r"\1", plain))
     if match is None:
@@ -223,5 +284,5 @@ def _read_in_base(text: str) -> tuple[str, int | None] | None:
 
 
 def _has_digits_of(number: str, base: int) -> bool:
-    """Return whether each digit, 0 to 9 and then a to z, is one of this base."""
+    """Return whether all digits of a number belong to this base. The digits after 9 are a to z."""
     return all(int(digit, 36) < base for digit in number)
