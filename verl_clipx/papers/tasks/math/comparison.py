@@ -132,15 +132,18 @@ class _Grammar(_Latex2Sympy):
             self.convert_degrees = convert_degrees_before
 
 
+_LETTERS_OF_NUMBERS = {E: "e", I: "i"}
+
+
 def _spell(expression: Any) -> str:
-    """Return the name of a symbol, or the joined names of a product of symbols. The numbers e and i are spelled so."""
+    """Return the name of a symbol, or the joined names of a product of symbols, with e and i for these numbers.
+
+    Raises:
+        TypeError: the expression is a matrix.
+    """
     if isinstance(expression, Mul) and all(isinstance(factor, Symbol) or factor == E for factor in expression.args):
         return "".join(map(_spell, expression.args))
-    if expression == E:
-        return "e"
-    if expression == I:
-        return "i"
-    return str(expression)
+    return _LETTERS_OF_NUMBERS.get(expression, str(expression))
 
 
 def _have_the_same_name(gold: Any, answer: Any) -> bool:
