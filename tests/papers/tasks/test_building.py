@@ -4,6 +4,7 @@ Not covered: sets of the papers' sizes; the hub; verl's reading of it (test_grou
 fails on the way (test_commands.py).
 """
 
+import errno
 import hashlib
 from dataclasses import replace
 
@@ -11,7 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from verl_clipx.papers.tasks import building
-from verl_clipx.papers.tasks.building import build_split, normalise_prompt, option_names, row_line
+from verl_clipx.papers.tasks.building import (
+    METADATA_KEY,
+    build_split,
+    normalise_prompt,
+    option_names,
+    read_record,
+    row_line,
+)
 from verl_clipx.papers.tasks.definition import DatasetDefinition
 
 
@@ -99,6 +107,8 @@ def test_fields_that_appear_after_the_first_chunk_are_kept(tmp_path, monkeypatch
             {},
             r"has the columns \['prompt', 'rew",
         ),
+        ([{"prompt": ROWS[0]["prompt"]}], {}, r"invented: a row has the columns \['prompt'\]; verl's rows have"),
+        ([{}], {}, r"invented: a row has the columns \[\]; verl's rows have"),
         ([row("a", "1"), row("b", ["1"])], {}, "invented, train: rows of different types"),
     ],
 )
@@ -110,6 +120,32 @@ def test_what_is_wrong_is_named_and_leaves_nothing(tmp_path, monkeypatch, rows, 
         build_split(definition, tmp_path, **({"split": "train"} | arguments))
     assert calls == [] or not arguments
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_record_of_a_file_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
+    """A file that is missing or damaged has none, nor has one without a record or with a record of another form."""
+    definition, _ = define(ROWS)
+    record = build_split(definition, tmp_path, split="train")
+    file = tmp_path / "train.parquet"
+    assert read_record(file) == record
+    content = file.read_bytes()
+    table = pq.read_table(file)
+    for name, damaged in (("cut", content[:-10]), ("overwritten", b"PAR1" + bytes(100) + b"PAR1")):
+        (tmp_path / name).write_bytes(damaged)
+        assert read_record(tmp_path / name) is None
+    for name, metadata in (("none", {}), ("list", {METADATA_KEY: b"[1]"}), ("fields", {METADATA_KEY: b'{"rows": 1}'})):
+        pq.write_table(table.replace_schema_metadata(metadata), tmp_path / name)
+        assert read_record(tmp_path / name) is None
+    assert read_record(tmp_path / "missing") is None
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(pq, "read_metadata", refuse)
+    with pytest.raises(PermissionError):
+        read_record(file)
+    with pytest.raises(PermissionError):
+        build_split(definition, tmp_path, split="train")
 
 
 def test_normalised_prompts_and_option_names():

@@ -1,7 +1,7 @@
 """Builds a data set from its definition: one Parquet file per split, deduplicated and hashed, written atomically.
 
-Every file records in its own metadata how it was built. It can therefore be recognised as finished without a second
-file, which might contradict it.
+Every file records in its own metadata how it was built. Therefore no second file, which might contradict it, has to say
+that it is finished.
 """
 
 import hashlib
@@ -23,6 +23,9 @@ from verl_clipx.papers.tasks.definition import DatasetDefinition, Row
 METADATA_KEY = b"verl_clipx.build"
 
 ROWS_PER_CHUNK = 4096
+
+# Length in bytes of the digests by which prompts and ground truths are compared.
+_DIGEST_LENGTH = 16
 
 _COLUMNS = {"data_source", "prompt", "ability", "reward_model", "extra_info"}
 
@@ -84,7 +87,8 @@ def build_split(
         ValueError: an argument is unknown or out of range, a row lacks a column, or there are no rows.
     """
     prompt = prompt or definition.prompts[0]
-    options = json.loads(json.dumps(options or {}))  # as they come back from the file
+    # The options as they would be read from a file's record, so that the requests can be compared.
+    options = json.loads(json.dumps(options or {}))
     request = BuildRequest(
         dataset=definition.name,
         split=split,
@@ -93,23 +97,27 @@ def build_split(
         limit=limit,
         options=options,
     )
-    _check(definition, request)
+    _check_request(definition, request)
     path = folder / f"{split}.parquet"
     if path.exists():
         record = read_record(path)
-        if record is not None and record.request == request:
-            return record
-        before = asdict(record.request) if record else {}
-        after = asdict(request)
-        changes = [f"{key}={before[key]!r}, not {after[key]!r}" for key in before if before[key] != after[key]]
-        made_by = f"with {', '.join(changes)}" if record else "by something else"
-        raise FileExistsError(f"{path} already exists and was made {made_by}; remove it or choose another folder")
+        if record is None:
+            raise FileExistsError(
+                f"{path} already exists and was made by something else; remove it or choose another folder"
+            )
+        if record.request != request:
+            difference = _describe_difference(record.request, request)
+            raise FileExistsError(
+                f"{path} already exists and was made with {difference}; remove it or choose another folder"
+            )
+        return record
     counts = _Counts()
     rows = definition.rows(source, split=split, prompt=prompt, **options)
+    rows = _check_columns(rows, definition.name)
     if not definition.repeats:
-        rows = _unique(rows, counts)
+        rows = _drop_duplicates(rows, counts)
     try:
-        table = _table(islice(rows, limit), counts, definition.name)
+        table = _fill_table(islice(rows, limit), counts)
         if not counts.kept:
             raise ValueError(
                 f"{definition.name}, {split}: no rows from {request.source}; verl cannot load an empty file"
@@ -126,23 +134,57 @@ def build_split(
             pq.write_table(table.replace_schema_metadata(metadata), partial, row_group_size=ROWS_PER_CHUNK)
     except pa.ArrowException as error:
         raise ValueError(
-            f"{definition.name}, {split}: rows of different types ({error}); give each field one"
+            f"{definition.name}, {split}: rows of different types ({error}); give each field one type"
         ) from error
     return record
 
 
+def _describe_difference(before: BuildRequest, after: BuildRequest) -> str:
+    """Return how two requests differ, such as "split='train', not 'test'"."""
+    values_before = asdict(before)
+    values_after = asdict(after)
+    differences = []
+    for key, value in values_before.items():
+        if value != values_after[key]:
+            differences.append(f"{key}={value!r}, not {values_after[key]!r}")
+    return ", ".join(differences)
+
+
 def read_record(path: Path) -> SplitRecord | None:
-    """Return how a Parquet file was built, or None if `build_split` did not finish it."""
+    """Return how `build_split` made a Parquet file; None if the file does not exist, or `build_split` did not make it.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     try:
-        content = parse_json((pq.read_metadata(path).metadata or {})[METADATA_KEY], str(path))
-        return SplitRecord(**(content | {"request": BuildRequest(**content["request"])}))
-    except (OSError, ValueError, KeyError, TypeError):
-        # pyarrow raises its own kinds of ValueError for a file that is incomplete or not in Parquet format.
+        metadata = pq.read_metadata(path).metadata or {}
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        is_fault_of_system = error.errno is not None
+        if is_fault_of_system:
+            raise
+        # pyarrow raises an OSError without a number if the file's metadata are damaged.
+        return None
+    except pa.ArrowException:
+        # The file is not in Parquet format, or was not finished.
+        return None
+    if METADATA_KEY not in metadata:
+        return None
+    try:
+        content = parse_json(metadata[METADATA_KEY], str(path))
+        request = BuildRequest(**content.pop("request"))
+        return SplitRecord(request=request, **content)
+    except (ValueError, AttributeError, KeyError, TypeError):
+        # The record has another form, as another version of this package may have written it.
         return None
 
 
 def normalise_prompt(prompt: Iterable[dict[str, str]]) -> str:
-    """Return a prompt's text for comparison: in NFKC and lower case, with single blanks as white space."""
+    """Return a prompt's text for comparison.
+
+    It is normalised by NFKC, without differences of case, and with one blank for any white space.
+    """
     text = "\n".join(f"{message['role']}\0{message['content']}" for message in prompt)
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
@@ -160,44 +202,68 @@ def row_line(row: Row) -> bytes:
 
 
 class _Counts:
+    """What is counted while the rows pass: rows kept, duplicates and conflicts (see `SplitRecord`), and their hash."""
+
     def __init__(self) -> None:
-        self.kept = self.duplicates = self.conflicts = 0
+        self.kept = 0
+        self.duplicates = 0
+        self.conflicts = 0
         self.hash = hashlib.sha256()
 
 
-def _unique(rows: Iterable[Row], counts: _Counts) -> Iterator[Row]:
-    # Ground truths by prompt, as digests, so that 57,000 long prompts need not be kept.
-    truths: dict[bytes, bytes] = {}
+def _check_columns(rows: Iterable[Row], name: str) -> Iterator[Row]:
+    """Yield the rows of the data set of that name. Raise ValueError at one that does not have verl's columns."""
+    for row in rows:
+        if set(row) != _COLUMNS:
+            raise ValueError(f"{name}: a row has the columns {sorted(row)}; verl's rows have {sorted(_COLUMNS)}")
+        yield row
+
+
+def _drop_duplicates(rows: Iterable[Row], counts: _Counts) -> Iterator[Row]:
+    """Yield the rows whose prompt is new. Count the others and their conflicts in `counts`."""
+    # Only digests are kept, because a data set may have 57,000 long prompts.
+    truth_digests: dict[bytes, bytes] = {}
     for row in rows:
         prompt = normalise_prompt(row["prompt"]).encode("utf-8", errors="surrogatepass")
         truth = row_line({"ground_truth": row["reward_model"]["ground_truth"]})
-        key, truth = (hashlib.sha256(text).digest()[:16] for text in (prompt, truth))
-        if key not in truths:
-            truths[key] = truth
+        prompt_digest = _digest(prompt)
+        truth_digest = _digest(truth)
+        if prompt_digest not in truth_digests:
+            truth_digests[prompt_digest] = truth_digest
             yield row
-        else:
-            counts.duplicates += 1
-            counts.conflicts += truths[key] != truth
+            continue
+        counts.duplicates += 1
+        if truth_digests[prompt_digest] != truth_digest:
+            counts.conflicts += 1
 
 
-def _table(rows: Iterator[Row], counts: _Counts, name: str) -> pa.Table:
+def _digest(content: bytes) -> bytes:
+    """Return the first bytes of a content's SHA-256."""
+    return hashlib.sha256(content).digest()[:_DIGEST_LENGTH]
+
+
+def _fill_table(rows: Iterator[Row], counts: _Counts) -> pa.Table:
+    """Return all rows as one table. Count and hash them in `counts`."""
     # Arrow's columns take much less memory than Python's rows. A field that a chunk lacks is null in it.
     chunks: list[pa.Table] = []
     while chunk := list(islice(rows, ROWS_PER_CHUNK)):
         for row in chunk:
-            if set(row) != _COLUMNS:
-                raise ValueError(f"{name}: a row has the columns {sorted(row)}; verl's rows have {sorted(_COLUMNS)}")
             counts.hash.update(row_line(row))
         counts.kept += len(chunk)
         chunks.append(pa.Table.from_pylist(chunk))
-    return pa.concat_tables(chunks, promote_options="permissive") if chunks else pa.table({})
+    if not chunks:
+        return pa.table({})
+    return pa.concat_tables(chunks, promote_options="permissive")
 
 
-def _check(definition: DatasetDefinition, request: BuildRequest) -> None:
-    for key, value in (("split", request.split), ("prompt", request.prompt)):
-        known = getattr(definition, f"{key}s")
-        if value not in known:
-            raise ValueError(f"{key}={value!r} does not fit {definition.name}, only {', '.join(known)}")
+def _check_request(definition: DatasetDefinition, request: BuildRequest) -> None:
+    """Raise ValueError if a data set cannot be built as it is requested."""
+    if request.split not in definition.splits:
+        raise ValueError(f"split={request.split!r} does not fit {definition.name}, only {', '.join(definition.splits)}")
+    if request.prompt not in definition.prompts:
+        raise ValueError(
+            f"prompt={request.prompt!r} does not fit {definition.name}, only {', '.join(definition.prompts)}"
+        )
     if request.limit is not None and request.limit < 1:
         raise ValueError(f"limit={request.limit} is below 1; give the number of rows to keep at most")
     if definition.generated and request.source != "generated":
@@ -207,34 +273,49 @@ def _check(definition: DatasetDefinition, request: BuildRequest) -> None:
     for key, value in request.options.items():
         if key not in known:
             raise ValueError(f"option {key!r} is unknown to {definition.name}: {', '.join(known) or 'it has none'}")
-        if not _is_of(value, hints[key]):
-            kind = hints[key].__name__ if isinstance(hints[key], type) else hints[key]
-            kind = str(kind).replace("collections.abc.Sequence", "list")
+        if not _has_type(value, hints[key]):
+            kind = _describe_type(hints[key])
             raise ValueError(f"option {key}={value!r} of {definition.name} is not of the type {kind}")
 
 
-def _is_of(value: Any, hint: Any) -> bool:
+def _has_type(value: Any, hint: Any) -> bool:
     """Return whether a value from JSON has an option's type: a plain type, a union of them, or a sequence."""
     if get_origin(hint) is Sequence:
-        return isinstance(value, list) and all(_is_of(item, get_args(hint)[0]) for item in value)
+        (item_hint,) = get_args(hint)
+        return isinstance(value, list) and all(_has_type(item, item_hint) for item in value)
     # To Python, True is an integer, but it is no number of puzzles.
     return isinstance(value, hint) and not isinstance(value, bool)
 
 
+def _describe_type(hint: Any) -> str:
+    """Return the name of an option's type for a message, such as "int | None" or "list[int]"."""
+    if isinstance(hint, type):
+        return hint.__name__
+    return str(hint).replace("collections.abc.Sequence", "list")
+
+
 def option_names(definition: DatasetDefinition) -> tuple[str, ...]:
     """Return the names of the options that a data set's `rows` accepts."""
-    parameters = inspect.signature(definition.rows).parameters.values()
-    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("split", "prompt"))
+    names = []
+    for parameter in inspect.signature(definition.rows).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in ("split", "prompt"):
+            names.append(parameter.name)
+    return tuple(names)
 
 
 def _describe_source(definition: DatasetDefinition, source: Path | None) -> str:
+    """Return the `source` of a `BuildRequest`.
+
+    Args:
+        source: the local copy; None for the hub or a generator.
+    """
     if source is None:
         return f"hub:{definition.hub}" if definition.hub else "generated"
     if not source.exists():
         raise FileNotFoundError(f"{source} does not exist; give the local copy's file or folder")
     if source.is_file():
         return f"{source.name} sha256:{hash_of_file(source)}"
-    # Only names and sizes: hashing the content of thousands of files would take too long.
+    # Of a folder, only names and sizes are hashed: reading thousands of files would take too long.
     files = sorted(path for path in source.rglob("*") if path.is_file())
     listing = "\n".join(f"{path.relative_to(source).as_posix()} {path.stat().st_size}" for path in files)
     return f"{source.name} sha256:{hashlib.sha256(listing.encode()).hexdigest()}"

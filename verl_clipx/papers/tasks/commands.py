@@ -147,7 +147,7 @@ def _describe_content(record: "SplitRecord") -> str:
 
 @app.command(
     epilog=end_help(
-        reads="the Parquet file, and the record that `clipx papers data build` wrote next to it",
+        reads="the Parquet file, and in it the record that `clipx papers data build` wrote",
         examples=(
             "clipx papers data show data/countdown/train.parquet",
             "clipx papers data show data/countdown/test.parquet --rows 3",
