@@ -63,7 +63,22 @@ def test_careless_demonstrations_have_that_share_of_wrong_letters():
 def test_short_texts_come_before_long_ones_and_careless_ones_last(monkeypatch, tmp_path, max_length, lengths):
     fits = []
     monkeypatch.setattr(policy, "warm_start", lambda given, cache, threads: fits.extend(given))
-    monkeypatch.setattr(policy, "print_policy", lambda prepare, *_: prepare())
+    monkeypatch.setattr(policy, "print_policy", lambda prepare, *_, **__: prepare())
     policy.main(tmp_path, min_length=40 if max_length == 48 else 2, max_length=max_length)
     texts = [[example.prompt[0]["content"] for example in examples] for examples, _ in fits]
     assert [(min(map(len, one)), max(map(len, one))) for one in texts] == lengths
+
+
+@pytest.mark.parametrize("max_length", [14, 15])
+def test_long_texts_are_drawn_only_for_fits_to_them(monkeypatch, tmp_path, max_length):
+    ranges = []
+
+    def build(count, seed, shortest, longest, carelessness=0.0):
+        ranges.append((shortest, longest))
+        return []
+
+    monkeypatch.setattr(policy, "build_examples", build)
+    monkeypatch.setattr(policy, "warm_start", lambda *_: tmp_path)
+    monkeypatch.setattr(policy, "print_policy", lambda prepare, *_, **__: prepare())
+    policy.main(tmp_path, min_length=2, max_length=max_length)
+    assert ((12, 48) in ranges) == (max_length == 15)

@@ -60,7 +60,8 @@ def main(
 ) -> None:
     """Fit a policy of about a million parameters to solved problems and print its folder on standard output.
 
-    A second call with the same arguments returns the finished folder. The held-out reward goes to standard error.
+    A second call with the same arguments prints the folder that the first call made. The held-out reward goes to
+    standard error.
     """
 
     def prepare() -> tuple[Path, list[Row]]:

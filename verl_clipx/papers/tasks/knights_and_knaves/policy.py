@@ -82,7 +82,8 @@ def main(
 ) -> None:
     """Fit a policy of about a million parameters to solved puzzles and print its folder on standard output.
 
-    A second call with the same arguments returns the finished folder. Held-out figures go to standard error.
+    A second call with the same arguments prints the folder that the first call made. Held-out figures go to
+    standard error.
     """
 
     def prepare() -> tuple[Path, list[Row]]:

@@ -3,7 +3,6 @@
 import random
 import string
 from collections.abc import Iterator, Sequence
-from itertools import repeat
 from pathlib import Path
 
 from verl_clipx.papers.tasks.definition import Row
@@ -22,25 +21,28 @@ SIZES: dict[Split, int] = {"train": 4096, "test": 256}
 
 
 def generate_texts(count: int, seed: int, split: Split, min_length: int, max_length: int) -> list[str]:
-    """Draw distinct texts, in each of which all letters differ.
+    """Draw distinct texts. No letter occurs twice in a text.
 
     Args:
-        count: number of texts, at least 0.
+        count: number of texts, at least 0. In messages it is `size`, the option of `rows`.
         seed: determines the texts. A shorter list is the beginning of a longer one.
         split: "train" or "test". Whatever the seeds, no text is in both.
-        min_length, max_length: range of the length in letters, from which lengths are drawn uniformly.
+        min_length, max_length: range of the length in letters, within 2 to 52. Lengths are drawn uniformly.
 
     Raises:
-        ValueError: an argument is outside its range, or there are too few such texts; the message names the key.
+        ValueError: an argument is outside its range, or there are too few such texts.
     """
     if count < 0:
         raise ValueError(f"size={count!r} is not a number of texts; give 0 or more")
-    for key, value, least in (("min_length", min_length, 2), ("max_length", max_length, min_length)):
-        if not least <= value <= len(CHARACTERS):
-            raise ValueError(f"{key}={value!r} is not from {least} to {len(CHARACTERS)}; give one in that range")
+    most = len(CHARACTERS)
+    if not 2 <= min_length <= most:
+        raise ValueError(f"min_length={min_length!r} is not from 2 to {most}; give one in that range")
+    if not min_length <= max_length <= most:
+        raise ValueError(f"max_length={max_length!r} is not from {min_length} to {most}; give one in that range")
     rng = random.Random(f"reversal-{split}-{seed}")
-    draws = ("".join(rng.sample(CHARACTERS, rng.randint(min_length, max_length))) for _ in repeat(None))
-    texts = draw_distinct(draws, str, count, split)
+    draws = _draw_texts(rng, min_length, max_length)
+    # A text is its own key.
+    texts = draw_distinct(draws, key=str, count=count, split=split)
     if len(texts) < count:
         raise ValueError(
             f"size={count} {split} texts of {min_length} to {max_length} letters: found {len(texts)}; ask for fewer, "
@@ -49,12 +51,19 @@ def generate_texts(count: int, seed: int, split: Split, min_length: int, max_len
     return texts
 
 
-def build_rows(texts: Sequence[str], split: str, prompt: str = "reversal_compact") -> list[Row]:
-    """Return one row per text; its ground truth is the text backwards."""
+def _draw_texts(rng: random.Random, min_length: int, max_length: int) -> Iterator[str]:
+    """Yield random texts without end."""
+    while True:
+        length = rng.randint(min_length, max_length)
+        yield "".join(rng.sample(CHARACTERS, length))
+
+
+def build_rows(texts: Sequence[str], split: str, template: str = "reversal_compact") -> list[Row]:
+    """Return one row per text. Its ground truth is the text backwards."""
     return [
         {
             "data_source": "reversal",
-            "prompt": template_named(prompt).render(text=text),
+            "prompt": template_named(template).render(text=text),
             "ability": "text",
             "reward_model": {"style": "rule", "ground_truth": text[::-1]},
             "extra_info": {"index": index, "split": split},
@@ -73,6 +82,16 @@ def rows(
     min_length: int = MIN_LENGTH,
     max_length: int = MAX_LENGTH,
 ) -> Iterator[Row]:
-    """Yield texts to reverse, by default 4096 ("train") or 256 ("test"); see `generate_texts`."""
+    """Yield texts to reverse.
+
+    Args:
+        prompt: name of the template.
+        size: number of texts; None for 4096 ("train") or 256 ("test").
+        seed, min_length, max_length: see `generate_texts`.
+
+    Raises:
+        ValueError: an option is outside its range, or there are too few such texts.
+    """
     count = SIZES[split] if size is None else size
-    yield from build_rows(generate_texts(count, seed, split, min_length, max_length), split, prompt)
+    texts = generate_texts(count, seed, split, min_length, max_length)
+    yield from build_rows(texts, split, prompt)
