@@ -6,8 +6,10 @@ import pandas
 import pytest
 from omegaconf import OmegaConf
 
-from tests.analysis.certify.example_arms import ACTOR, SOUND_VERSIONS, certified, name_of
+from tests.analysis.certify.example_arms import ACPO, ACTOR, SOUND_VERSIONS, certified, name_of, write_run
 from tests.composition import composition
+from verl_clipx.analysis.certify.arms import Verdict
+from verl_clipx.analysis.certify.certify import certify
 from verl_clipx.analysis.certify.questions import QUESTIONS
 from verl_clipx.analysis.certify.settings import compared_values
 from verl_clipx.analysis.runs.run import Run
@@ -244,6 +246,56 @@ def test_a_sampler_that_is_far_from_its_trainer_in_the_first_step_fails(tmp_path
     loss = ("clipx.*", f"{ACTOR}.policy_loss.*", f"{ROLLOUT}.dtype")
     words = [word for pattern in loss for word in ("--vary", pattern)]
     assert certified(tmp_path / "both", first=near, second=precise, words=words, code=0)[START].startswith("passed: ")
+
+
+def test_a_gradient_of_0_or_nan_is_not_said_to_be_0_in_every_step(tmp_path):
+    def keep(line):
+        line["data"]["actor/grad_norm"] = 0.0 if line["step"] > 1 else float("nan")
+        return line
+
+    line = certified(tmp_path, second=both(keep=keep), code=1)[AMOUNTS]
+    assert "no step had a finite gradient other than 0 in acpo-seed1, acpo-seed2" in line
+
+
+def far_samplers():
+    """Two arms: in the second, the sampler is far from its trainer in the first step."""
+    near = both(keep=with_metric("training/rollout_probs_diff_mean", 0.002))
+    far = both(keep=with_metric("training/rollout_probs_diff_mean", 0.05))
+    return near, far
+
+
+def test_patterns_that_name_only_the_loss_leave_the_samplers_compared(tmp_path):
+    near, far = far_samplers()
+    words = ("--vary", "clipx*", "--vary", f"{ACTOR}.policy_loss.loss_*")
+    line = certified(tmp_path, first=near, second=far, words=words, code=1)[START]
+    assert line.startswith("failed: ") and "was 0.05 in acpo-seed1 and 0.002 in grpo-seed1" in line
+
+
+def test_samplers_whose_distances_were_logged_from_different_steps_on_are_not_compared(tmp_path):
+    def keep(line):
+        if line["step"] > 1:
+            line["data"]["training/rollout_probs_diff_mean"] = 0.05
+        return line
+
+    near, _ = far_samplers()
+    line = certified(tmp_path, first=near, second=both(keep=keep), code=0)[START]
+    assert line.startswith("passed: ")
+
+
+def test_runs_whose_folders_have_the_same_name_are_told_apart(tmp_path):
+    near, far = (keep_of_arm[0]["keep"] for keep_of_arm in far_samplers())
+    first = [write_run(tmp_path / f"grpo/x-seed{seed}", seed=seed, keep=near) for seed in (1, 2)]
+    changed = {"model/hash": "b" * 64, "data/hash": "c" * 64}
+    second = [
+        write_run(tmp_path / f"acpo/x-seed{seed}", seed=seed, keep=far, loss=ACPO, record=changed) for seed in (1, 2)
+    ]
+    answers = certify([*map(str, first), "vs", *map(str, second)], vary=())
+    failed = {answer.question: answer.evidence for answer in answers if answer.verdict is Verdict.FAILED}
+    assert {"one model", "one set of data", START} <= set(failed)
+    assert f"{tmp_path}/acpo/x-seed" in failed[START]
+    # The seed is still read.
+    verdict_by_question = {answer.question: answer.verdict for answer in answers}
+    assert verdict_by_question["every seed reached its run"] is Verdict.PASSED
 
 
 def test_what_is_read_of_the_checkpoint_that_both_arms_began_with_is_compared(tmp_path):

@@ -62,7 +62,7 @@ class Question:
     """A question about two arms.
 
     Args:
-        text: what is asked, as a statement that holds if the question passed.
+        text: the question as a statement, which is true if the question passed.
         ask: decides the question for two arms. It is called only if every run has what the question needs.
         needs: what a run must have for the question to be asked, in words; empty for nothing.
         has: returns whether a run has it; called only if something is needed.
@@ -103,8 +103,8 @@ def decided(wrong: Sequence[str], right: str, unknown: Sequence[str] = ()) -> Ou
     Args:
         wrong: messages on what is wrong. With any of them the question has failed.
         right: the evidence if it passed.
-        unknown: what is not recorded, as it continues "no record of". With any of it, and nothing wrong, the verdict is
-            `UNKNOWN`.
+        unknown: texts on what is not recorded, each of which can follow the words "no record of". With any of them, and
+            nothing wrong, the verdict is `UNKNOWN`.
     """
     if wrong:
         return Outcome(Verdict.FAILED, "; ".join(wrong))
@@ -113,19 +113,24 @@ def decided(wrong: Sequence[str], right: str, unknown: Sequence[str] = ()) -> Ou
     return Outcome(Verdict.PASSED, right)
 
 
-def listed(names: Sequence[str], most: int = 4) -> str:
-    """Returns the first names with commas between them, and how many more there are."""
-    first_names = ", ".join(names[:most])
-    if len(names) > most:
-        return f"{first_names} and {len(names) - most} more"
-    return first_names
+def listed(texts: Sequence[str], most: int = 4) -> str:
+    """Returns the first texts with commas between them, and how many more there are; "" if there is none.
+
+    Args:
+        texts: names, hashes or clauses.
+        most: how many of them are in the result at most.
+    """
+    first_texts = ", ".join(texts[:most])
+    if len(texts) > most:
+        return f"{first_texts} and {len(texts) - most} more"
+    return first_texts
 
 
 def unrecorded_second_runs(arms: Arms) -> list[str]:
-    """Returns that an arm has a single run, and so a single seed, as `decided` takes what is not recorded.
+    """Returns what `decided` takes as `unknown` where an arm has a single run, and therefore a single seed.
 
     Returns:
-        One text for both arms; an empty list if each arm has two runs or more.
+        One text on the arms with a single run; an empty list if each arm has two runs or more.
     """
     names = [arm[0].name for arm in arms.pair if len(arm) == 1]
     if not names:

@@ -2,15 +2,17 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from verl_clipx.analysis.certify.arms import Answer, Arms, Verdict
 from verl_clipx.analysis.certify.questions import answers_of
 from verl_clipx.analysis.runs.folder import read_run
+from verl_clipx.analysis.runs.run import Run
 
-# Stands on the command line between the runs of the two arms.
+# The word between the runs of the two arms on the command line.
 SEPARATOR = "vs"
-# The width of a verdict's column, which the longest one fills with its colon: "not recorded:".
+# The width of the column of verdicts: the longest one with its colon, "not recorded:", and a blank.
 WIDTH_OF_VERDICT = 14
 
 
@@ -28,10 +30,25 @@ def certify(words: Sequence[str], vary: Sequence[str]) -> list[Answer]:
     """
     if [*words].count(SEPARATOR) != 1 or SEPARATOR in (words[0], words[-1]):
         raise ValueError(f"{' '.join(words)}: name the runs of two arms: clipx certify A1 A2 {SEPARATOR} B1 B2")
-    cut = words.index(SEPARATOR)
-    first = [read_run(Path(word)) for word in words[:cut]]
-    second = [read_run(Path(word)) for word in words[cut + 1 :]]
+    paths_of_first = [Path(word) for word in words[: words.index(SEPARATOR)]]
+    paths_of_second = [Path(word) for word in words[words.index(SEPARATOR) + 1 :]]
+    runs = _read_runs([*paths_of_first, *paths_of_second])
+    first = runs[: len(paths_of_first)]
+    second = runs[len(paths_of_first) :]
     return answers_of(Arms(first=first, second=second, vary=vary))
+
+
+def _read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Reads runs. Those of the same name get the path of their parent folder before it, to tell them apart in texts."""
+    runs = [read_run(path) for path in paths]
+    runs_by_name = Counter(run.name for run in runs)
+    named_apart = []
+    for path, run in zip(paths, runs, strict=True):
+        name = run.name
+        if runs_by_name[name] > 1:
+            name = str(path.parent / name)
+        named_apart.append(replace(run, name=name))
+    return named_apart
 
 
 def exit_code(answers: Sequence[Answer]) -> int:

@@ -20,88 +20,119 @@ from verl_clipx.common.sentences import percent
 from verl_clipx.run.keys import OLDEST_ALLOWED
 from verl_clipx.run.trainer import OLDER
 
-# What verl logs of a rollout batch's data, whichever loss trains on it.
-OF_DATA = ("critic/score/", "critic/rewards/", "response_length/", "prompt_length/", "critic/advantages/")
-AGES = ("training/off_policy/trajectory_staleness_worst/max", "training/off_policy/trajectory_staleness/max")
-# Up to this share of different responses in the first batch, the samples of a group are taken to repeat.
-SHARE_OF_REPEATING_SEEDS = 0.5
+# The beginnings of the keys under which verl logs a rollout batch's data, whichever loss trains on it.
+DATA_PREFIXES = ("critic/score/", "critic/rewards/", "response_length/", "prompt_length/", "critic/advantages/")
+# With fewer different numbers than this, two batches may agree by chance.
+FEWEST_NUMBERS = 3
+# verl's metrics of the oldest sample, in weight versions.
+AGE_KEYS = ("training/off_policy/trajectory_staleness_worst/max", "training/off_policy/trajectory_staleness/max")
+# If at most this share of the first batch's responses are different, the samples of a group are taken to repeat.
+LARGEST_DISTINCT_SHARE_OF_REPEATS = 0.5
 
 
 @cache
 def data_by_step(run: Run) -> dict[int, tuple[float, ...]]:
-    """Returns what the log has of each step's data, without steps that lack it or in which it is all equal."""
-    columns = [key for key in run.log if key.startswith(OF_DATA)]
-    if len(columns) < 3:
+    """Returns the logged numbers that tell a step's batch from others: its rewards, lengths and advantages.
+
+    A step that lacks one of these numbers is left out, and so is a step with fewer than `FEWEST_NUMBERS` different
+    ones. The result is empty if the log has fewer than `FEWEST_NUMBERS` such metrics.
+
+    Returns:
+        From a step to the values of its metrics, in the order of the log's columns.
+    """
+    columns = [key for key in run.log if key.startswith(DATA_PREFIXES)]
+    if len(columns) < FEWEST_NUMBERS:
         return {}
-    return {step: tuple(row) for step, row in run.log[columns].dropna().iterrows() if len({*row}) > 2}
+    numbers: dict[int, tuple[float, ...]] = {}
+    for step, row in run.log[columns].dropna().iterrows():
+        if len({*row}) >= FEWEST_NUMBERS:
+            numbers[step] = tuple(row)
+    return numbers
 
 
 @question("every seed reached its run", needs="the seed (data.seed)", has=lambda run: run.seed is not None)
 def seeds_reach(arms: Arms) -> Outcome:
-    """Did every seed reach its run, so that it saw other prompts and drew other samples?"""
+    """Did every seed reach its run, so that the runs of an arm saw different prompts and drew different samples?"""
     wrong: list[str] = []
     unknown = unrecorded_second_runs(arms)
-    seen: set[str] = set()
+    compared: set[str] = set()
     pairs = [*itertools.combinations(arms.first, 2), *itertools.combinations(arms.second, 2)]
     for left, right in pairs:
         names = f"{left.name} and {right.name}"
-        logged = data_by_step(left).keys() & data_by_step(right).keys()
+        logged_steps = data_by_step(left).keys() & data_by_step(right).keys()
         if left.seed == right.seed:
             wrong.append(f"{names} have the seed {left.seed}")
         elif comparable_steps(left, right):
-            seen.add("prompts and responses")
-            unknown += uncovered(left, right)
-            if shared(left, right, "prompts") == 1:
-                wrong.append(f"{names} trained on the same prompts in {covered(left, right)}")
-            if shared(left, right, "responses") == 1:
-                wrong.append(f"{names} drew the same responses in {covered(left, right)}")
-        elif logged:
-            seen.add("the logged rewards and lengths")
-            if all(data_by_step(left)[step] == data_by_step(right)[step] for step in logged):
-                wrong.append(f"{names} logged the same rewards and lengths in every step")
+            compared.add("prompts and responses")
+            unknown += unrecorded_fingerprints(left, right)
+            if have_equal_fingerprints(left, right, "prompts"):
+                wrong.append(f"{names} trained on the same prompts in {describe_comparable_steps(left, right)}")
+            if have_equal_fingerprints(left, right, "responses"):
+                wrong.append(f"{names} drew the same responses in {describe_comparable_steps(left, right)}")
+        elif logged_steps:
+            compared.add("the logged rewards and lengths")
+            if all(data_by_step(left)[step] == data_by_step(right)[step] for step in logged_steps):
+                wrong.append(f"{names} logged the same rewards and lengths in every step that can be compared")
         else:
             unknown.append(f"samples that can be compared in {names}")
-    return decided(wrong, f"{' and '.join(sorted(seen))} differ between the runs of an arm", unknown)
+    return decided(wrong, f"{' and '.join(sorted(compared))} differ between the runs of an arm", unknown)
 
 
 def comparable_steps(left: Run, right: Run) -> list[int]:
-    """Returns the steps of which two runs have fingerprints by one definition, in their order."""
+    """Returns the steps in which both runs have fingerprints by the same definition, in their order."""
     steps = sorted(left.batches.keys() & right.batches.keys())
     return [step for step in steps if definition_of(left.batches[step]) == definition_of(right.batches[step])]
 
 
-def uncovered(left: Run, right: Run) -> list[str]:
-    """Returns which common steps of two runs lack fingerprints to compare, as `decided` takes what is not recorded."""
+def unrecorded_fingerprints(left: Run, right: Run) -> list[str]:
+    """Returns what `decided` takes as `unknown` where common steps of two runs lack fingerprints to compare.
+
+    Returns:
+        One text on all such steps; an empty list if there is none.
+    """
     common = [step for step in left.log.index.intersection(right.log.index) if step > 0]
     missing = sorted({*common} - {*comparable_steps(left, right)})
     if not missing:
         return []
     return [
         f"step {missing[0]} and {len(missing) - 1} more in {left.name} and {right.name}: the fingerprints of "
-        f"{covered(left, right)} are no evidence of others"
+        f"{describe_comparable_steps(left, right)} are no evidence of others"
     ]
 
 
-def covered(left: Run, right: Run) -> str:
-    """Returns in words in which steps the fingerprints of two runs can be compared."""
+def describe_comparable_steps(left: Run, right: Run) -> str:
+    """Says in which steps the fingerprints of two runs can be compared; there must be at least one."""
     steps = comparable_steps(left, right)
-    return f"step {steps[0]} alone" if len(steps) == 1 else f"every one of {len(steps)} steps"
+    if len(steps) == 1:
+        return f"step {steps[0]} alone"
+    return f"every one of {len(steps)} steps"
 
 
 def definition_of(batch: Mapping[str, Any]) -> int:
-    """Returns the number of the definition that a batch's fingerprints follow; the first is written without one."""
+    """Returns the number of the definition that a batch's fingerprints follow.
+
+    Batches whose fingerprints follow the first definition are written without a number.
+    """
     return batch.get("definition", 1)
 
 
-def shared(left: Run, right: Run, name: str) -> float:
-    """Returns in which share of the comparable steps of two runs, at least one, a fingerprint is the same."""
+def have_equal_fingerprints(left: Run, right: Run, name: str) -> bool:
+    """Returns whether a fingerprint of two runs is the same in every comparable step.
+
+    Args:
+        left, right: two runs with at least one comparable step.
+        name: what the fingerprint is of, "prompts" or "responses".
+    """
     steps = comparable_steps(left, right)
-    return sum(left.batches[step][name] == right.batches[step][name] for step in steps) / len(steps)
+    return all(left.batches[step][name] == right.batches[step][name] for step in steps)
 
 
 @question("the responses of a group differ", needs="fingerprints of responses", has=lambda run: run.batches)
 def samples_differ(arms: Arms) -> Outcome:
-    """Were the responses of a group drawn apart, or by one seed again and again? The first batch says it best."""
+    """Were the responses of a group drawn with different seeds, or again and again with the same one?
+
+    The first batch shows it best.
+    """
     wrong: list[str] = []
     unknown: list[str] = []
     shares: list[float] = []
@@ -112,7 +143,7 @@ def samples_differ(arms: Arms) -> Outcome:
             continue
         share = batch["distinct"] / batch["sequences"]
         shares.append(share)
-        if share <= SHARE_OF_REPEATING_SEEDS:
+        if share <= LARGEST_DISTINCT_SHARE_OF_REPEATS:
             wrong.append(f"{run.name}: {percent(share)} of the first batch's")
     return decided(wrong, f"{percent(min(shares, default=0))} or more of the first batch's", unknown)
 
@@ -126,28 +157,28 @@ def are_paired(arms: Arms) -> Outcome:
     incomparable = [f"{left.name} and {right.name}" for left, right in pairs if not comparable_steps(left, right)]
     if incomparable:
         return Outcome(Verdict.UNKNOWN, f"no step has fingerprints that can be compared in {listed(incomparable)}")
-    unlike = [(left, right) for left, right in pairs if shared(left, right, "prompts") < 1]
-    if unlike:
-        seeds = listed([str(left.seed) for left, _ in unlike])
-        reason = f"other prompts under the seed {seeds}, be it other data or another order"
+    seeds_of_unlike = [str(left.seed) for left, right in pairs if not have_equal_fingerprints(left, right, "prompts")]
+    if seeds_of_unlike:
+        reason = f"other prompts under the seed {listed(seeds_of_unlike)}, be it other data or another order"
         return Outcome(Verdict.PASSED, f"not paired ({reason}): compare them as independent runs")
     unknown: list[str] = []
     for left, right in pairs:
-        unknown += uncovered(left, right)
-    return decided([], f"paired by seed: {listed([str(left.seed) for left, _ in pairs])}", unknown)
+        unknown += unrecorded_fingerprints(left, right)
+    seeds = [str(left.seed) for left, _ in pairs]
+    return decided([], f"paired by seed: {listed(seeds)}", unknown)
 
 
 def pairs_by_seed(arms: Arms) -> list[tuple[Run, Run]]:
-    """Returns the pairs of a run of each arm that have one seed."""
+    """Returns the pairs of a run of the first arm and a run of the second that have the same seed."""
     pairs = itertools.product(arms.first, arms.second)
     return [(left, right) for left, right in pairs if left.seed == right.seed is not None]
 
 
 @question("what differs reached the runs")
 def arms_part(arms: Arms) -> Outcome:
-    """Did the arms train on other samples once a first update was made? The same ones mean that both trained one loss.
+    """Did the arms train on different samples after the first update? If not, both trained the same loss.
 
-    Before the first update both have the same weights, so that equal samples in the first step are as it should be.
+    Before the first update both have the same weights, so equal samples in the first step are no fault.
     """
     wrong: list[str] = []
     unknown: list[str] = []
@@ -162,16 +193,21 @@ def arms_part(arms: Arms) -> Outcome:
 
 
 def later_steps(left: Run, right: Run) -> list[int]:
-    """Returns the steps after the first of which two runs say by one measure what they trained on, in their order."""
+    """Returns the common steps, without the first, in which two runs say by the same measure what they trained on.
+
+    The steps are in their order. Step 0, in which a run only validates, is no training step.
+    """
     common = sorted({*left.log.index} & {*right.log.index} - {0})
     return [step for step in common[1:] if measure_of(left, step) == measure_of(right, step) is not None]
 
 
 def measure_of(run: Run, step: int) -> str | None:
-    """Returns by which measure a run says what it trained on in a step; None if it doesn't."""
+    """Returns the measure by which a run says what it trained on in a step; None if it does not say it."""
     if step in run.batches and run.batches[step]["sequences"]:
         return f"fingerprints by definition {definition_of(run.batches[step])}"
-    return "logged rewards and lengths" if step in data_by_step(run) else None
+    if step in data_by_step(run):
+        return "logged rewards and lengths"
+    return None
 
 
 def trained_on(run: Run, step: int) -> Any:
@@ -183,7 +219,7 @@ def trained_on(run: Run, step: int) -> Any:
 
 @question("no batch was trained twice")
 def trained_once(arms: Arms) -> Outcome:
-    """Was no batch trained on twice, and did the updates of each step train what its batch has?"""
+    """Was no batch trained on twice, and did the updates of each step train the rows of its batch?"""
     wrong: list[str] = []
     unknown: list[str] = []
     for run in arms.runs:
@@ -216,14 +252,22 @@ def trained_once(arms: Arms) -> Outcome:
 
 
 def rows_by_step(run: Run) -> dict[int, tuple[int, str]]:
-    """Returns the fingerprint of each step's rows with its definition, without steps in which no token counts."""
-    return {step: (definition_of(batch), batch["rows"]) for step, batch in run.batches.items() if batch["sequences"]}
+    """Returns the fingerprint of each step's rows, with the number of its definition before it.
+
+    Steps in which no token counts are left out.
+    """
+    rows: dict[int, tuple[int, str]] = {}
+    for step, batch in run.batches.items():
+        if batch["sequences"]:
+            rows[step] = (definition_of(batch), batch["rows"])
+    return rows
 
 
 def wrong_updates(run: Run) -> list[str]:
     """Returns messages on the first step in which the rows of a run's updates are wrong; empty if there is none.
 
-    They are those of an earlier step's update, or are not those of the step's batch.
+    Rows are wrong if an update of an earlier step has the same ones, or if the updates of a step do not have the rows
+    of its batch.
     """
     first_step: dict[str, int] = {}
     for step, batch in sorted(run.batches.items()):
@@ -246,9 +290,11 @@ def wrong_updates(run: Run) -> list[str]:
 def trains_all(updates: Sequence[str], rows: str) -> bool:
     """Returns whether updates have each row of their batch equally often, as epochs and Lopti's passes do.
 
+    The fingerprint of several rows is the sum of theirs, modulo 2**64.
+
     Args:
         updates: the fingerprint of each update's rows, in hexadecimal.
-        rows: that of the batch's.
+        rows: the fingerprint of the batch's rows, in hexadecimal.
     """
     trained = sum(int(update, 16) for update in updates) % 2**64
     return any(trained == int(rows, 16) * times % 2**64 for times in range(1, len(updates) + 1))
@@ -279,8 +325,10 @@ def not_older(arms: Arms) -> Outcome:
 
 
 def oldest_in(run: Run) -> float | None:
-    """Returns how many versions old a run's oldest sample was; None if neither its batches nor verl's metrics say."""
+    """Returns the age of a run's oldest sample, in weight versions; None if neither its batches nor its log says it."""
     ages = [step - 1 - batch["versions"][0] for step, batch in run.batches.items() if "versions" in batch]
-    for key in AGES:
+    for key in AGE_KEYS:
         ages.extend(run.values(key))
-    return float(max(ages)) if len(ages) else None
+    if not ages:
+        return None
+    return float(max(ages))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 from verl_clipx.analysis.certify.arms import (
     Arms,
@@ -32,16 +33,18 @@ from verl_clipx.run.keys import (
 from verl_clipx.run.record import Content
 
 REWARD_PATHS = tuple(f"{node}.path" for node in REWARD_FUNCTIONS)
-# What every run needs, and those rollout engines that are packages of their own.
+# The packages that every run needs.
 PACKAGES = ("verl", "torch", "transformers", "verl-clipx")
+# The rollout engines that are packages of their own.
 ENGINES = ("vllm", "sglang")
 # What `--vary` calls the hash of the plugin's files, as the driver carried it to the workers.
 OWN_FILES = f"{FACTS}.identity.package"
-# Up to this mean difference between the sampler's and the trainer's probabilities, rounding explains it.
+# Rounding explains a mean difference between the sampler's and the trainer's probabilities up to this one.
 DIFFERENCE_BY_ROUNDING = 1e-3
-# One run's mean difference is too large if it is this many times another's, and that of rounding.
+# A run's mean difference is too large if it is at least this many times the smallest of all runs and at least this many
+# times `DIFFERENCE_BY_ROUNDING`.
 TIMES_TOO_LARGE = 4
-# So many characters of a hash are shown, enough for a reader to tell two of them apart.
+# How many characters of a hash are shown: enough for a reader to tell two hashes apart.
 SHOWN_CHARACTERS = 8
 # What a run without a checkpoint started from.
 FROM_MODEL = "the model"
@@ -61,7 +64,7 @@ def differ_as_stated(arms: Arms) -> Outcome:
         if not matches(key, should_differ):
             wrong.append(describe_difference(key, first_value, second_value))
     if wrong and not arms.vary:
-        # The advice stands once, behind the last difference.
+        # The advice is given once, after the last difference.
         last_difference = wrong.pop()
         wrong.append(f"{last_difference} (name what should differ beside the loss: --vary KEY)")
     differing_names = [*differences_between(arms, further_values), *differences]
@@ -94,15 +97,15 @@ def describe_difference(key: str, first: str | None, second: str | None) -> str:
 def differences_between(
     arms: Arms, values_of: Callable[[Run], Mapping[str, str]]
 ) -> dict[str, tuple[str | None, str | None]]:
-    """Returns what sets the arms apart.
+    """Returns the values in which the arms differ.
 
     Args:
         arms: the two arms.
         values_of: returns the values of a run by their names.
 
     Returns:
-        From each name whose set of values is another in each arm to its values in the first run of the first arm and
-        in the first run of the second; None where such a run lacks the name.
+        From each name whose values are not the same set in both arms to two values: that of the first arm's first run,
+        and that of the second arm's first run. A value is None where the run lacks the name.
     """
     differences = {}
     runs_of_first = len(arms.first)
@@ -115,10 +118,10 @@ def differences_between(
 
 
 def further_values(run: Run) -> dict[str, str]:
-    """Returns what `--vary` may name beside the keys of the configuration that are compared.
+    """Returns what `--vary` may name beside the keys of the configuration that are compared, by name.
 
-    These are the hashes of what a run read, or its paths where they are not recorded, what it started from, and its
-    versions, by name. Empty ones are left out.
+    These are the hash of each thing that the run read, or its paths where the hash is not recorded; what the run
+    started from; and its versions. Empty values are left out.
     """
     values: dict[str, str | None] = {}
     for key, content_of in CONTENTS.items():
@@ -152,7 +155,7 @@ def differ_in_seeds_only(arms: Arms) -> Outcome:
 
 @question("one version of each package", needs="versions", has=lambda run: run.record.versions)
 def same_versions(arms: Arms) -> Outcome:
-    """Had all runs the same verl, torch, transformers, rollout engine, plugin, of one commit, and accelerators?"""
+    """Did all runs have the same packages, the same commit of the plugin, and the same kinds of accelerators?"""
     wrong: list[str] = []
     unknown = [f"the version of {package} in {run.name}" for run in arms.runs for package in missing_packages(run)]
     for name, values in differing(arms.runs, versions_of).items():
@@ -169,7 +172,10 @@ def same_versions(arms: Arms) -> Outcome:
 
 
 def versions_of(run: Run) -> dict[str, str]:
-    """Returns a run's versions, the plugin's commit and hash, and the kinds of accelerators, named as for `--vary`."""
+    """Returns a run's versions, the plugin's commit and hash, and the kinds of accelerators.
+
+    They have the names by which `--vary` takes them.
+    """
     values = {f"versions.{package}": version for package, version in run.record.versions.items()}
     values["commit"] = run.record.commit
     values[OWN_FILES] = run.record.identity.get("package")
@@ -201,7 +207,7 @@ def validation_of(run: Run) -> Content:
     return run.record.validation
 
 
-# From the key of what a run reads to its content in the record.
+# From the key of what a run reads to the function that returns its content in the record.
 CONTENTS: dict[str, Callable[[Run], Content]] = {
     MODEL_PATH: model_of,
     CRITIC_MODEL_PATH: critic_of,
@@ -212,7 +218,7 @@ CONTENTS: dict[str, Callable[[Run], Content]] = {
 
 @question("one model", needs="the configuration", has=lambda run: run.configuration)
 def same_model(arms: Arms) -> Outcome:
-    """Had all runs the same model and tokenizer, and the same critic if there is one?"""
+    """Did all runs have the same model and tokenizer, and the same critic if there is one?"""
     compared_keys = [MODEL_PATH]
     if any(run.record.estimator == "gae" for run in arms.runs):
         compared_keys.append(CRITIC_MODEL_PATH)
@@ -226,13 +232,13 @@ def same_data(arms: Arms) -> Outcome:
 
 
 def same_contents(arms: Arms, compared_keys: Sequence[str]) -> Outcome:
-    """Returns whether what each of the keys names has one content in all runs; keys of `--vary` are not asked about."""
+    """Decides whether what each key names has the same content in all runs; keys that `--vary` names are left out."""
     wrong: list[str] = []
     unknown: list[str] = []
     asked_keys = [key for key in compared_keys if not matches(key, arms.vary)]
     for key in asked_keys:
-        hash_by_run = {run.name: CONTENTS[key](run).hash for run in arms.runs}
-        differences, missing = compare_hashes(key, hash_by_run)
+        hashes = [CONTENTS[key](run).hash for run in arms.runs]
+        differences, missing = compare_hashes(key, arms.runs, hashes)
         wrong += differences
         unknown += missing
     if asked_keys:
@@ -242,22 +248,23 @@ def same_contents(arms: Arms, compared_keys: Sequence[str]) -> Outcome:
     return decided(wrong, right, unknown)
 
 
-def compare_hashes(key: str, hash_by_run: Mapping[str, str | None]) -> tuple[list[str], list[str]]:
+def compare_hashes(key: str, runs: Sequence[Run], hashes: Sequence[str | None]) -> tuple[list[str], list[str]]:
     """Compares the hashes of what a key names.
 
     Args:
         key: the key of the configuration.
-        hash_by_run: from a run's name to the hash; None where it is not recorded.
+        runs: the runs that are compared.
+        hashes: the hash of each run, in their order; None where it is not recorded.
 
     Returns:
-        Messages on what is wrong, and what is not recorded, as `decided` takes both.
+        Texts for the arguments `wrong` and `unknown` of `decided`.
     """
     wrong: list[str] = []
     unknown: list[str] = []
-    # A name on the hub has the hash of a commit, a folder that of its files. The two cannot be compared.
+    # A name on the hub has the hash of a commit, a folder has the hash of its files. The two cannot be compared.
     hashes_of_commits: set[str] = set()
     hashes_of_files: set[str] = set()
-    for digest in hash_by_run.values():
+    for digest in hashes:
         if not digest:
             continue
         shown = digest.removeprefix(OF_COMMIT)[:SHOWN_CHARACTERS]
@@ -265,12 +272,12 @@ def compare_hashes(key: str, hash_by_run: Mapping[str, str | None]) -> tuple[lis
             hashes_of_commits.add(shown)
         else:
             hashes_of_files.add(shown)
-    for hashes in (hashes_of_commits, hashes_of_files):
-        if len(hashes) > 1:
-            wrong.append(f"what {key} names has the hashes {listed(sorted(hashes))}")
+    for comparable_hashes in (hashes_of_commits, hashes_of_files):
+        if len(comparable_hashes) > 1:
+            wrong.append(f"what {key} names has the hashes {listed(sorted(comparable_hashes))}")
     if hashes_of_commits and hashes_of_files:
         unknown.append(f"whether the folder and the name on the hub that {key} names are one model")
-    lacking = [name for name, digest in hash_by_run.items() if not digest]
+    lacking = [run.name for run, digest in zip(runs, hashes, strict=True) if not digest]
     if lacking:
         unknown.append(f"the hash of what {key} names in {listed(lacking)}")
     return wrong, unknown
@@ -278,24 +285,23 @@ def compare_hashes(key: str, hash_by_run: Mapping[str, str | None]) -> tuple[lis
 
 @question("one content of each further file", needs="the configuration", has=lambda run: run.configuration)
 def same_further_files(arms: Arms) -> Outcome:
-    """Had each further file that the configuration names one content in all runs?
+    """Did each further file that the configuration names have the same content in all runs?
 
     Further files are those of data classes, tools, agent loops and further models (`run.keys.further_files`).
     """
     wrong: list[str] = []
     unknown: list[str] = []
-    files_by_run = {run.name: further_files(run.configuration) for run in arms.runs}
     all_keys: set[str] = set()
-    for files in files_by_run.values():
-        all_keys.update(files)
+    for run in arms.runs:
+        all_keys.update(further_files(run.configuration))
     asked_keys = sorted(key for key in all_keys if not matches(key, arms.vary))
     for key in asked_keys:
-        names_without_key = [name for name, files in files_by_run.items() if key not in files]
+        names_without_key = [run.name for run in arms.runs if key not in further_files(run.configuration)]
         if names_without_key:
             wrong.append(f"{key} is not set in {listed(names_without_key)}")
             continue
-        hash_by_run = {run.name: run.record.files.get(key) for run in arms.runs}
-        differences, missing = compare_hashes(key, hash_by_run)
+        hashes = [run.record.files.get(key) for run in arms.runs]
+        differences, missing = compare_hashes(key, arms.runs, hashes)
         wrong += differences
         unknown += missing
     right = "the configuration names none"
@@ -306,50 +312,76 @@ def same_further_files(arms: Arms) -> Outcome:
 
 @question("one start")
 def same_start(arms: Arms) -> Outcome:
-    """Did all runs start from the model, or from one checkpoint?"""
-    starts = {run.name: start_of(run) for run in arms.runs}
-    known = sorted({start for start in starts.values() if start is not None})
-    lacking = [name for name, start in starts.items() if start is None]
+    """Did all runs start from the model, or from the same checkpoint?"""
+    known: set[str] = set()
+    lacking: list[str] = []
+    for run in arms.runs:
+        start = start_of(run)
+        if start is None:
+            lacking.append(run.name)
+        else:
+            known.add(start)
     wrong: list[str] = []
     if len(known) > 1 and not matches(RESUME_PATH, arms.vary):
-        wrong.append(f"runs started from {listed(known)}")
+        wrong.append(f"runs started from {listed(sorted(known))}")
     if lacking and FROM_MODEL in known:
         wrong.append(f"{listed(lacking)} started from a checkpoint, other runs from the model")
-    wrong += samplers_unlike(arms)
+    wrong += unlike_samplers(arms)
     unknown = [f"the hash of the checkpoint that {name} started from" for name in lacking]
-    return decided(wrong, f"from {listed(known)}", unknown)
+    return decided(wrong, f"from {listed(sorted(known))}", unknown)
 
 
-def samplers_unlike(arms: Arms) -> list[str]:
-    """Returns a message if one run's sampler was much farther from its trainer than another's in the first step.
+def unlike_samplers(arms: Arms) -> list[str]:
+    """Compares how far each run's sampler was from its trainer in the first step.
 
-    All runs have the same weights there, so that another precision, temperature or set of weights is the reason. No
-    message is returned if the arms are to differ in more than the loss, or if a run did not log the distance.
+    In the first step the trainers of all runs have the same weights. A run whose sampler is much farther away therefore
+    samples with another precision or temperature, or its sampler did not get these weights.
+
+    Returns:
+        One message if the largest distance is too large beside the smallest; else an empty list. The list is also empty
+        if the arms are to differ in more than the loss, and if not all runs logged the distance in the same first step.
     """
-    if any(not matches(pattern, LOSS) for pattern in arms.vary):
+    if vary_more_than_loss(arms):
         return []
-    distances = {}
+    distances: list[tuple[float, str]] = []
+    first_steps: set[int] = set()
     for run in arms.runs:
         logged = run.values(keys.MISMATCH)
-        if len(logged):
-            distances[run.name] = float(logged.iloc[0])
-    if len(distances) < len(arms.runs):
+        if logged.empty:
+            return []
+        first_steps.add(logged.index[0])
+        distances.append((float(logged.iloc[0]), run.name))
+    if len(first_steps) > 1:
         return []
-    nearest = min(distances, key=distances.__getitem__)
-    farthest = max(distances, key=distances.__getitem__)
-    if distances[farthest] < TIMES_TOO_LARGE * max(distances[nearest], DIFFERENCE_BY_ROUNDING):
+    smallest, name_of_nearest = min(distances, key=itemgetter(0))
+    largest, name_of_farthest = max(distances, key=itemgetter(0))
+    if largest < TIMES_TOO_LARGE * max(smallest, DIFFERENCE_BY_ROUNDING):
         return []
     return [
-        f"the sampler's probabilities were {distances[farthest]:.2g} in {farthest} and {distances[nearest]:.2g} in "
-        f"{nearest} from the trainer's in the first step"
+        "in the first step the mean distance between the sampler's probabilities and the trainer's was "
+        f"{largest:.2g} in {name_of_farthest} and {smallest:.2g} in {name_of_nearest}"
     ]
 
 
+def vary_more_than_loss(arms: Arms) -> bool:
+    """Returns whether `--vary` names something in which the arms differ and that is no key of the loss."""
+    if not arms.vary:
+        return False
+    differing_names = {*differences_between(arms, further_values), *differences_between(arms, compared_values)}
+    return any(matches(name, arms.vary) and not matches(name, LOSS) for name in differing_names)
+
+
 def start_of(run: Run) -> str | None:
-    """Returns what a run started from, in words; None for a checkpoint whose hash the record does not have."""
+    """Returns what a run started from, in words.
+
+    None is returned for a checkpoint whose hash is not known: the record lacks it, or the run seems to have started
+    from a checkpoint only because it names one or because its log begins after step 1.
+    """
     if run.record.start.paths:
         digest = run.record.start.hash
-        return None if digest is None else f"the checkpoint {digest[:SHOWN_CHARACTERS]}"
+        if digest is None:
+            return None
+        return f"the checkpoint {digest[:SHOWN_CHARACTERS]}"
     first_step = min((step for step in run.log.index if step > 0), default=1)
     if first_step > 1 or run.record.resumption.is_named:
         return None
@@ -368,7 +400,7 @@ def same_denominator(arms: Arms) -> Outcome:
 
 @question("one reward", needs="the configuration", has=lambda run: run.configuration)
 def same_reward(arms: Arms) -> Outcome:
-    """Is the reward the same function, of a file with the same content?"""
+    """Is the reward the same function with the same settings, from a file with the same content?"""
     reference = arms.runs[0]
     expected = reward_of(reference, arms.vary)
     unlike = [run.name for run in arms.runs if reward_of(run, arms.vary) != expected]
@@ -389,7 +421,7 @@ def same_reward(arms: Arms) -> Outcome:
 def reward_of(run: Run, vary: Sequence[str]) -> dict[str, object]:
     """Returns the keys of a run's reward that should not differ, with their values.
 
-    The value of a path is whether it is set: files are compared by their content.
+    In place of a path, the value is whether the path is set, because files are compared by their content.
     """
     nodes = (*REWARD_FUNCTIONS, *REWARD_MODELS)
     values = {}

@@ -21,10 +21,12 @@ from verl_clipx.common.sentences import percent
 from verl_clipx.losses.base.tolerances import TOLERANCES
 from verl_clipx.run.record import ReceiptResult
 
-# What a receipt takes for rounding where the record doesn't say in which precision the run computes: bfloat16's.
-COARSEST = max(TOLERANCES.values())
-# Shares of responses, tokens or updates that differ by no more than this are alike: sound runs lose single ones too.
+# The tolerance of a receipt whose record does not have one: bfloat16's, the largest.
+COARSEST_TOLERANCE = max(TOLERANCES.values())
+# Two shares of responses or updates are alike if they differ by no more than this: sound runs lose a few as well.
 LARGEST_DIFFERENCE_OF_SHARES = 0.05
+# Two amounts are alike if they differ by no more than this part of the larger one.
+LARGEST_RELATIVE_DIFFERENCE = 0.05
 # Two learning rates are the same up to this part of one, since every run computes them in the same way.
 LARGEST_DIFFERENCE_OF_RATES = 1e-6
 
@@ -35,11 +37,11 @@ LARGEST_DIFFERENCE_OF_RATES = 1e-6
     has=lambda run: run.schedule.updates_a_step,
 )
 def trained_as_much(arms: Arms) -> Outcome:
-    """Did all runs train the same steps, as much in each, and did nothing of it get lost?
+    """Did all runs train the same steps with the same amounts in each, and did no arm lose more than the other?
 
-    Each run is compared with the first one: numbers of its steps, updates, prompts and responses, learning rates. Each
-    run must have had a gradient. The arms must have lost as many responses to values that are not finite, skipped as
-    many updates, and counted as many of the sampled tokens.
+    Each run is compared with the first one in its steps, its learning rates, and its numbers of updates, prompts and
+    responses. Each run must have had a gradient. The arms must be alike in the share of responses with values that are
+    not finite, of skipped updates, and of sampled tokens that counted.
     """
     reference, *compared = arms.runs
     wrong: list[str] = []
@@ -73,15 +75,15 @@ def tokens_of(run: Run) -> int:
 
 
 def common_batches(reference: Run, run: Run) -> list[int]:
-    """Returns the steps of which two runs have fingerprints, in their order."""
+    """Returns the steps of which both runs have fingerprints, in their order."""
     return sorted(reference.batches.keys() & run.batches.keys())
 
 
 def unlike_in_updates(reference: Run, run: Run) -> list[str]:
-    """Returns a message if two runs made another number of updates a step, by their fingerprints.
+    """Returns a message if two runs made different numbers of updates a step, by their fingerprints.
 
-    Their configurations may agree on the number although a worker or a trainer did not keep to it. Where they do not
-    agree, the amounts say so.
+    A worker or a trainer may not keep to the configured number. Runs whose configured numbers differ get no message
+    here, since the comparison of their amounts says so.
     """
     if reference.schedule.updates_a_step != run.schedule.updates_a_step:
         return []
@@ -90,10 +92,11 @@ def unlike_in_updates(reference: Run, run: Run) -> list[str]:
     numbers = numbers_of_updates(run, steps)
     if not expected or not numbers or numbers == expected:
         return []
-    in_words = listed([str(number) for number in sorted(numbers)])
-    expected_in_words = listed([str(number) for number in sorted(expected)])
+    listed_numbers = listed([str(number) for number in sorted(numbers)])
+    listed_expected = listed([str(number) for number in sorted(expected)])
     return [
-        f"{run.name} and {reference.name} made {in_words} and {expected_in_words} updates a step, by their fingerprints"
+        f"{run.name} and {reference.name} made {listed_numbers} and {listed_expected} updates a step, "
+        "by their fingerprints"
     ]
 
 
@@ -104,9 +107,10 @@ def numbers_of_updates(run: Run, steps: Sequence[int]) -> set[int]:
 
 
 def unlike_in_samples(reference: Run, run: Run) -> list[str]:
-    """Returns messages if two runs trained another mean number of prompts or responses a step, by their fingerprints.
+    """Returns messages if two runs trained different mean numbers of prompts or responses a step.
 
-    As for `unlike_in_updates`, their configurations must agree on the number.
+    The numbers are those of the fingerprints. As in `unlike_in_updates`, a number is compared only if the
+    configurations of both runs agree on it.
     """
     steps = common_batches(reference, run)
     if not steps:
@@ -127,18 +131,18 @@ def unlike_in_samples(reference: Run, run: Run) -> list[str]:
 
 
 def are_unlike(first: float, second: float) -> bool:
-    """Returns whether two amounts differ by more than `LARGEST_DIFFERENCE_OF_SHARES` of the larger one."""
-    return abs(first - second) > LARGEST_DIFFERENCE_OF_SHARES * max(first, second)
+    """Returns whether two amounts differ by more than `LARGEST_RELATIVE_DIFFERENCE` of the larger one."""
+    return abs(first - second) > LARGEST_RELATIVE_DIFFERENCE * max(first, second)
 
 
 def unlike_in_rate(reference: Run, run: Run) -> list[str]:
-    """Returns a message on the first step that two runs logged with other learning rates; empty if there is none.
+    """Returns a message on the first step that two runs logged with different learning rates; empty if there is none.
 
-    Runs whose records have other optimizers are not compared: their rates differ as their configurations say.
+    Runs whose records have different optimizers are not compared: their rates differ as their configurations say.
     """
     if reference.record.optimizer != run.record.optimizer:
         return []
-    # The rates of the steps that both runs logged.
+    # The inner join keeps the steps that both runs logged.
     rates, expected = run.values(keys.LEARNING_RATE).align(reference.values(keys.LEARNING_RATE), join="inner")
     differences = (rates - expected).abs()
     unlike_steps = rates.index[differences > LARGEST_DIFFERENCE_OF_RATES * expected.abs()]
@@ -152,7 +156,7 @@ def unlike_in_rate(reference: Run, run: Run) -> list[str]:
 
 
 def skipped_unlike(arms: Arms) -> list[str]:
-    """Returns a message if one arm skipped a larger share of its updates than the other."""
+    """Returns a message if one arm skipped a clearly larger share of its updates than the other."""
     first = mean(skipped_share(run) for run in arms.first)
     second = mean(skipped_share(run) for run in arms.second)
     if abs(first - second) <= LARGEST_DIFFERENCE_OF_SHARES:
@@ -161,7 +165,11 @@ def skipped_unlike(arms: Arms) -> list[str]:
 
 
 def counted_unlike(arms: Arms) -> list[str]:
-    """Returns a message if a run's loss counted no token, or one arm's a larger share of the sampled tokens."""
+    """Returns a message on which tokens counted in the losses; empty if the arms are alike.
+
+    There is a message if the loss of a run counted no token, or if the losses of one arm counted a larger share of the
+    sampled tokens than those of the other.
+    """
     names = [run.name for run in arms.runs if counted_share(run) == 0]
     if names:
         return [f"no token counted in {listed(names)}, by the fingerprints"]
@@ -177,7 +185,7 @@ def counted_unlike(arms: Arms) -> list[str]:
 
 
 def counted_share(run: Run) -> float | None:
-    """Returns the share of the sampled tokens that counted in the loss; None if the log and the record don't say it."""
+    """Returns the share of the sampled tokens that counted in the loss; None if the log or the record lacks a part."""
     steps = [step for step in run.batches if step in run.log.index]
     batch = run.record.batch
     if not steps or not batch.prompts or not batch.responses:
@@ -192,9 +200,9 @@ def counted_share(run: Run) -> float | None:
 
 
 def skipped_share(run: Run) -> float:
-    """Returns the share of a run's updates that were skipped, 0 where the log doesn't say.
+    """Returns the share of a run's updates that were skipped; 0 if the log does not say it.
 
-    Without the plugin's count, a step whose gradient's norm is not finite skipped at least one.
+    Without the plugin's count, one skipped update is assumed for each step whose gradient norm is not finite.
     """
     updates = run.schedule.updates_a_step * max(len(steps_of(run)), 1)
     if keys.SKIPPED_UPDATES in run.log:
@@ -203,19 +211,22 @@ def skipped_share(run: Run) -> float:
 
 
 def without_gradient(arms: Arms) -> list[str]:
-    """Returns a message on the runs that had no gradient in any step, so that nothing was trained."""
+    """Returns a message on the runs in which every finite gradient norm is 0, so that nothing was trained.
+
+    A run that logged no finite gradient norm is not named.
+    """
     names = []
     for run in arms.runs:
-        norms = run.values(keys.GRADIENT_NORM)
-        if len(norms) and norms.max() == 0:
+        finite_norms = run.values(keys.GRADIENT_NORM)
+        if len(finite_norms) and finite_norms.max() == 0:
             names.append(run.name)
     if not names:
         return []
-    return [f"the gradient was 0 in every step of {listed(names)}"]
+    return [f"no step had a finite gradient other than 0 in {listed(names)}"]
 
 
 def not_finite_unlike(arms: Arms) -> list[str]:
-    """Returns a message if a larger share of one arm's responses than of the other's had values that are not finite."""
+    """Returns a message if one arm had a clearly larger share of responses with values that are not finite."""
     first = mean(not_finite_share(run) for run in arms.first)
     second = mean(not_finite_share(run) for run in arms.second)
     if abs(first - second) <= LARGEST_DIFFERENCE_OF_SHARES:
@@ -227,9 +238,10 @@ def not_finite_unlike(arms: Arms) -> list[str]:
 
 
 def not_finite_share(run: Run) -> float:
-    """Returns the share of a run's responses with values that are not finite, 0 where the log doesn't say.
+    """Returns the share of a run's responses with values that are not finite; 0 if the log does not say it.
 
-    Without the plugin's counts it is the share of the steps whose mean reward is not finite.
+    It is the largest of the plugin's counts over the number of responses. Where the counts or the number of responses
+    are unknown, it is the share of the steps whose mean reward is not finite.
     """
     steps = max(len(steps_of(run)), 1)
     responses = (run.record.batch.prompts or 0) * (run.record.batch.responses or 0) * steps
@@ -245,9 +257,11 @@ def steps_of(run: Run) -> list[int]:
 
 
 def span_of(run: Run) -> str:
-    """Returns a run's steps in words."""
+    """Says how many training steps a run has, and which are the first and the last."""
     steps = steps_of(run)
-    return f"{len(steps)} steps, {steps[0]} to {steps[-1]}" if steps else "no step"
+    if not steps:
+        return "no step"
+    return f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
 
 
 def amounts_of(run: Run) -> dict[str, int | None]:
@@ -265,7 +279,7 @@ def amounts_of(run: Run) -> dict[str, int | None]:
 
 @question("the clip acted")
 def clip_acts(arms: Arms) -> Outcome:
-    """Could the clip act in each run, and did it, on more tokens than rounding explains?"""
+    """Could the clip act in each run, and did it act on more tokens than rounding explains?"""
     wrong: list[str] = []
     unknown: list[str] = []
     shares: list[str] = []
@@ -281,7 +295,7 @@ def clip_acts(arms: Arms) -> Outcome:
 
 
 def judge_clip(run: Run) -> Outcome:
-    """Returns whether the clip acted in a run.
+    """Decides whether the clip acted in a run.
 
     The evidence is what is wrong, what is not recorded, or the share of clipped tokens, each with the run's name.
     """
@@ -290,7 +304,7 @@ def judge_clip(run: Run) -> Outcome:
             Verdict.FAILED,
             f"{run.name}: one update a rollout batch, at ratio 1 but for rounding: bounds have nothing else to act on",
         )
-    # By the plugin's count of each bound or, in a run without the plugin, by verl's.
+    # The plugin counts the tokens clipped at each bound. A run without the plugin has only verl's count.
     clipped = run.values(keys.CLIPPED_LOW).add(run.values(keys.CLIPPED_HIGH)).dropna()
     if not len(clipped):
         clipped = run.values(keys.PG_CLIPPED)
@@ -310,17 +324,17 @@ def judge_clip(run: Run) -> Outcome:
 
 
 def compare_with_floor(run: Run, table: pandas.DataFrame) -> Outcome:
-    """Returns whether a run's later updates clip more tokens than rounding does; as `judge_clip`.
+    """Decides whether a run's later updates clip more tokens than rounding does; the outcome is as in `judge_clip`.
 
     Args:
-        run: a run that logged its floor, the clipping of the first updates, where nothing has moved yet.
-        table: what `clipped_by_step` returned of it, not empty.
+        run: a run that logged its floor, which is the clipping of the first updates, before anything has moved.
+        table: what `clipped_by_step` returned for the run, not empty.
     """
     later = later_updates(table)
     floors = floors_of(run, table)
     floor = joined(floors)
     floor_shares = " and ".join(percent(measurement.share) for measurement in floors)
-    # In float32 a floor of a few tokens need not tell that rounding clips none.
+    # In float32 rounding clips no token, so a floor of 0 is believed however few tokens it was measured on.
     never_rounds = computes_in_single_precision(run) and not floor.clipped
     if never_rounds or exceeds(later, floor):
         return Outcome(
@@ -334,22 +348,30 @@ def compare_with_floor(run: Run, table: pandas.DataFrame) -> Outcome:
 
 
 def receipt_of(run: Run) -> ReceiptResult:
-    """Returns the worst that a run's receipts found.
+    """Returns the worst result of a run's receipts.
 
-    The record has the receipt of the last start. The log has that of every start, and is all that an older record has.
+    The record has the receipt of the last start, unless it is an older record, which has none. The log has the receipts
+    of all starts.
     """
     recorded = run.record.receipt
-    differences = [recorded.difference, *run.values(keys.RECEIPT)]
-    failed = [recorded.failed, *run.values(keys.RECEIPT_FAILED)]
+    differences = [float(value) for value in run.values(keys.RECEIPT)]
+    if recorded.difference is not None:
+        differences.append(float(recorded.difference))
+    failed_checks = [math.ceil(value) for value in run.values(keys.RECEIPT_FAILED)]
+    if recorded.failed is not None:
+        failed_checks.append(math.ceil(recorded.failed))
     return ReceiptResult(
-        difference=max((float(value) for value in differences if value is not None), default=None),
+        difference=max(differences, default=None),
         tolerance=recorded.tolerance,
-        failed=max((math.ceil(value) for value in failed if value is not None), default=None),
+        failed=max(failed_checks, default=None),
     )
 
 
 def has_receipt(run: Run) -> bool:
-    """Returns whether a run has a receipt; one that compared nothing says only that a check did not hold."""
+    """Returns whether a run has a receipt.
+
+    A receipt that compared no token has no difference; it says only how many checks did not hold.
+    """
     receipt = receipt_of(run)
     return receipt.difference is not None or receipt.failed is not None
 
@@ -362,8 +384,8 @@ def receipt_passed(arms: Arms) -> Outcome:
     silent: list[str] = []
     for run in arms.runs:
         receipt = receipt_of(run)
-        tolerance = receipt.tolerance or COARSEST
-        # A run whose receipt only warns goes on with another loss.
+        tolerance = receipt.tolerance or COARSEST_TOLERANCE
+        # Under clipx.receipt=warn a run goes on although it trains another loss.
         if receipt.difference is None:
             wrong.append(f"{run.name}: no token was compared")
         elif receipt.difference > tolerance:
@@ -383,7 +405,7 @@ def receipt_passed(arms: Arms) -> Outcome:
 
 @question("one validation", needs="validations (trainer.validation_data_dir)", has=lambda run: run.held_out)
 def same_validation(arms: Arms) -> Outcome:
-    """Were the runs validated on the same problems, each time?"""
+    """Were the runs validated on the same problems at every validation?"""
     reference, *compared = arms.runs
     expected = problems_by_step(reference)
     wrong: list[str] = []
@@ -410,5 +432,9 @@ def same_validation(arms: Arms) -> Outcome:
 
 
 def problems_by_step(run: Run) -> dict[int, tuple[int, frozenset[str]]]:
-    """Returns the most answers to a problem, and the problems, of each of a run's validations."""
+    """Returns what each of a run's validations asked.
+
+    Returns:
+        From a step to the largest number of answers to a problem, and the problems.
+    """
     return {reward.step: (reward.samples, frozenset(reward.by_problem)) for reward in run.held_out}
