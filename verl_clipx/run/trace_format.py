@@ -59,7 +59,7 @@ _FIELDS = (
     ("micro_batch", pyarrow.int32(), "within the update and rank, from 0"),
     ("group?", pyarrow.int64(), "the same for the responses that verl groups as one prompt's"),
     ("counted?", pyarrow.bool_(), "in this pass of Lopti's; without Lopti missing"),
-    ("rejected?", pyarrow.bool_(), "by bypass mode; where nothing can be missing"),
+    ("rejected?", pyarrow.bool_(), "by bypass mode or by +clipx/mask; missing where neither can"),
     ("context?", pyarrow.list_(pyarrow.int32()), CONTEXT),
     ("turn?", pyarrow.int32(), "of the policy's in the response, from 0: a tool's tokens end one"),
 )

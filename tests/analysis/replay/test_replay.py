@@ -130,7 +130,7 @@ def test_a_loss_of_ones_own(grpo, tmp_path, monkeypatch):
         (("+clipx=grpo", "data.seed=1"), "data.seed=1: this is not a setting of the plugin. Write +clipx=GROUP"),
         (("+clipx=acpo", "clipx.alpha=-1"), "clipx.alpha=-1: must be a number"),
         (("+clipx=bapo", "clipx.weight=rollout"), "bapo needs rollout_log_prob"),
-        (("+clipx=grpo", "--step", 5), "--step 5: not traced. The traced steps are 2, 4, 6"),
+        (("+clipx=grpo", "--step", 5), "step 5 was not traced. The traced steps are 2, 4, 6"),
     ],
 )
 def test_what_cannot_be_replayed_is_said(grpo, words, message):
@@ -140,6 +140,42 @@ def test_what_cannot_be_replayed_is_said(grpo, words, message):
 def test_without_traces_it_says_how_to_get_them(tmp_path):
     run = write_run(tmp_path / "grpo-seed1", "grpo", traced=False, steps=1)
     assert "+clipx/trace=prompts" in clipx("replay", run, "+clipx=acpo", code=1)
+
+
+def rewrite_traces(run, change):
+    """Changes each file of a run's traces; `change` gets the step and the columns."""
+    for shard in shards_in(run / "traces"):
+        file = shard.path_in(run / "traces")
+        table = pyarrow.parquet.read_table(file)
+        columns = table.to_pandas()
+        change(shard.step, columns)
+        changed = pyarrow.Table.from_pandas(columns, schema=table.schema, preserve_index=False)
+        pyarrow.parquet.write_table(changed.replace_schema_metadata(table.schema.metadata), file)
+
+
+def test_without_an_advantage_the_last_step_with_finite_numbers_is_taken(tmp_path):
+    def without_advantages(step, columns):
+        columns["advantage"] = 0.0
+        columns["unshaped_advantage"] = 0.0
+        if step == 6:
+            columns["log_prob"] = numpy.inf
+
+    run = write_run(tmp_path / "grpo-seed1", "grpo")
+    rewrite_traces(run, without_advantages)
+    assert answer("replay", run, "+clipx=acpo")["step"] == 4
+    assert "no update of step 6 has tokens with only finite numbers" in clipx(
+        "replay", run, "+clipx=acpo", "--step", 6, code=1
+    )
+
+
+def test_without_finite_numbers_in_any_step_no_other_step_is_advised(tmp_path):
+    def without_numbers(_, columns):
+        columns["log_prob"] = numpy.inf
+
+    run = write_run(tmp_path / "grpo-seed1", "grpo", steps=2)
+    rewrite_traces(run, without_numbers)
+    refusal = clipx("replay", run, "+clipx=acpo", code=1)
+    assert "no traced update has tokens with only finite numbers" in refusal and "--step" not in refusal
 
 
 def test_a_ranks_missing_file_leaves_an_estimate_that_is_called_one(tmp_path):

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from verl_clipx.analysis.replay.measures import Replay, describe_run, replay
-from verl_clipx.analysis.replay.tokens import TracedTokens, traced_step
+from verl_clipx.analysis.replay.tokens import TracedTokens, read_traced_updates
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.losses.base.method import NODE
@@ -38,17 +38,20 @@ def replay_run(path: Path, words: list[str], *, step: int | None = None) -> Repl
     Args:
         path: the run's folder or its log.
         words: as for `candidates_of`; without any, the run's own setting.
-        step: as for `traced_step`.
+        step: as for `read_traced_updates`.
 
     Raises:
         OSError, ValueError: the run has no traces that can be replayed, or a setting is wrong; the message says which.
     """
     candidates = candidates_of(words)
     run = read_run(path)
-    updates = traced_step(run, step)
+    updates = read_traced_updates(run, step)
+    if not updates and step is None:
+        raise ValueError(f"{run.traces}: no traced update has tokens with only finite numbers.")
     if not updates:
         raise ValueError(
-            f"{run.traces}: no update of this step has tokens with finite numbers; choose another step with --step."
+            f"{run.traces}: no update of step {step} has tokens with only finite numbers; choose another step with "
+            "--step."
         )
     own = own_settings(run)
     if not candidates and own is None:

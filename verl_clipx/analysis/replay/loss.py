@@ -17,12 +17,12 @@ from verl_clipx.run.decided_from import DecidedFrom
 
 
 class LossOnTokens(NamedTuple):
-    """A loss on each of an update's tokens, (sequences, length).
+    """A loss on each of an update's tokens.
 
     Args:
-        trace: what the loss does to each token.
-        metrics: over the tokens, as logged.
-        mask: the tokens that the loss trains on, bool.
+        trace: what the loss does to each token, (sequences, length).
+        metrics: the metrics over the tokens, by the keys under which training logs them.
+        mask: the tokens that the loss trains on, bool, (sequences, length).
     """
 
     trace: TokenTrace
@@ -31,12 +31,12 @@ class LossOnTokens(NamedTuple):
 
 
 def why_refused(settings: Settings, run_settings: Settings | None, tokens: TracedTokens) -> str | None:
-    """Says why a loss can't be replayed on an update's tokens; None if it can.
+    """Says why a loss cannot be replayed on an update's tokens; None if it can.
 
     Args:
-        settings: those of the loss.
-        run_settings: those that the run trained with; None if they are not known.
-        tokens: the update's.
+        settings: the settings of the loss.
+        run_settings: the settings that the run trained with; None if they are not known.
+        tokens: the update.
     """
     needed = set(settings.asks_for)
     if settings.select is not None:
@@ -61,17 +61,17 @@ def why_refused(settings: Settings, run_settings: Settings | None, tokens: Trace
 
 
 def keeps_decisions(settings: Settings, run_settings: Settings | None, tokens: TracedTokens) -> bool:
-    """Returns whether a replay takes the decisions that the run made, since they can't be made anew.
+    """Returns whether a replay takes the decisions that the run made, since they cannot be made anew.
 
-    That is so where the loss is the run's own, and the traced tokens are not all of those that it decided from: they
-    are a share, or it decided from an earlier rollout batch.
+    It takes them if the loss is the run's own and the trace lacks tokens that the run decided from: only a share of the
+    tokens is traced, or the run decided from an earlier rollout batch.
     """
     can_decide_anew = tokens.whole and tokens.facts[0].decided_from is not DecidedFrom.LAGGED
     return is_run_loss(settings, run_settings) and bool(tokens.decisions) and not can_decide_anew
 
 
 def is_run_loss(settings: Settings, run_settings: Settings | None) -> bool:
-    """Returns whether a loss is the one that the run trained with, as far as it concerns the tokens' gradient."""
+    """Returns whether a loss gives the tokens the same gradient as the loss that the run trained with."""
     if run_settings is None:
         return False
     parts = ("method", "shaping", "mask", "select", "scope")
@@ -93,18 +93,18 @@ class DecisionGroup(NamedTuple):
 def apply_to(
     settings: Settings, run_settings: Settings | None, tokens: TracedTokens, batch: TokenBatch
 ) -> LossOnTokens:
-    """Returns what a loss does to the tokens of an update; `why_refused` must have no reason against it.
+    """Returns what a loss does to the tokens of an update; `why_refused` must have returned None for them.
 
     Args:
-        settings: those of the loss.
-        run_settings: those that the run trained with; None if they are not known.
+        settings: the settings of the loss.
+        run_settings: the settings that the run trained with; None if they are not known.
         tokens: the update.
-        batch: all of its tokens, or a resample of them.
+        batch: all sequences of the update, or a resample of them.
     """
     with torch.no_grad():
-        mask_before = _mask_before_rule(run_settings, batch)
+        mask_before = _mask_before_modifier(run_settings, batch)
         all_inputs = _inputs_under_mask(settings, run_settings, batch, mask_before)
-        factor = _factor(settings, batch, mask_before, all_inputs.mask)
+        factor = _factor_on_weight(settings, batch, mask_before, all_inputs.mask)
         keeps = keeps_decisions(settings, run_settings, tokens)
         groups = _group_by_decision(settings, batch, keeps=keeps)
         parts: list[Part] = []
@@ -117,21 +117,24 @@ def apply_to(
                 statistics = _compute_statistics(settings, tokens, inputs)
                 decision = settings.method.decide(statistics)
                 decision_metrics = settings.method.metrics(statistics, decision)
-            parts.append(_apply(settings, inputs, factor[group.rows], decision, decision_metrics))
-        metrics = _means(settings, sum(part.sums for part in parts))
+            parts.append(_apply_decision(settings, inputs, factor[group.rows], decision, decision_metrics))
+        metrics = _metrics_of_sums(settings, sum(part.sums for part in parts))
         for name in parts[0].decision_metrics:
             metrics[name] = sum(float(part.decision_metrics[name]) for part in parts) / len(parts)
         return LossOnTokens(trace=_join_traces(groups, parts), metrics=metrics, mask=all_inputs.mask)
 
 
-def _mask_before_rule(run_settings: Settings | None, batch: TokenBatch) -> Tensor:
-    """Returns the tokens that there were before the run's +clipx/mask took some out: bool, (sequences, length).
+def _mask_before_modifier(run_settings: Settings | None, batch: TokenBatch) -> Tensor:
+    """Returns the mask as it was before the run's +clipx/mask took tokens out: bool, (sequences, length).
 
-    The trace of a run with such a mask marks what the mask took out and what bypass mode rejected alike. Both count
-    again here.
+    The trace marks the tokens that +clipx/mask took out in the same way as those that bypass mode rejected. Where the
+    run had a +clipx/mask, both kinds are therefore in the returned mask. Without one, or if the run's settings are not
+    known, the marked tokens stay out.
     """
-    has_mask_rule = run_settings is not None and run_settings.mask is not None
-    return batch.whole if has_mask_rule else batch.inputs.mask
+    run_has_modifier = run_settings is not None and run_settings.mask is not None
+    if run_has_modifier:
+        return batch.traced_mask
+    return batch.inputs.mask
 
 
 def _inputs_under_mask(
@@ -141,21 +144,23 @@ def _inputs_under_mask(
 
     Args:
         settings, run_settings, batch: as for `apply_to`.
-        mask_before: from `_mask_before_rule`.
+        mask_before: from `_mask_before_modifier`.
     """
-    run_rule = None if run_settings is None else run_settings.mask
-    if settings.mask == run_rule:
+    run_modifier = None if run_settings is None else run_settings.mask
+    if settings.mask == run_modifier:
         return batch.inputs
-    before_rule = batch.inputs._replace(mask=mask_before)
-    return before_rule._replace(mask=remaining(settings.mask, before_rule))
+    inputs_before = batch.inputs._replace(mask=mask_before)
+    return inputs_before._replace(mask=remaining(settings.mask, inputs_before))
 
 
-def _factor(settings: Settings, batch: TokenBatch, mask_before: Tensor, mask: Tensor) -> Tensor:
-    """Returns by what rollout correction and the entropy selection multiply F, (sequences, length), 0 outside the mask.
+def _factor_on_weight(settings: Settings, batch: TokenBatch, mask_before: Tensor, mask: Tensor) -> Tensor:
+    """Returns the factor by which rollout correction and the entropy selection multiply F.
+
+    It is (sequences, length), float32, and 0 outside the mask.
 
     Args:
         settings, batch: as for `apply_to`.
-        mask_before: the tokens among which the entropy selection selects, bool, (sequences, length).
+        mask_before: the tokens from which the entropy selection selects, bool, (sequences, length).
         mask: the tokens that the loss trains on, bool, (sequences, length).
     """
     factor = mask.to(torch.float32)
@@ -167,11 +172,11 @@ def _factor(settings: Settings, batch: TokenBatch, mask_before: Tensor, mask: Te
 
 
 def _group_by_decision(settings: Settings, batch: TokenBatch, *, keeps: bool) -> list[DecisionGroup]:
-    """Returns the sequences by what decides for them: each micro-batch, or all of them together.
+    """Groups the sequences by the decision that applies to them: one for each micro-batch, or one for all.
 
     Args:
         settings, batch: as for `apply_to`.
-        keeps: whether the run's own decisions are taken, of which the trace has one for each micro-batch.
+        keeps: whether the run's own decisions are taken. The trace has one for each micro-batch.
     """
     by_micro_batch = settings.adaptive and (settings.scope == "micro_batch" or keeps)
     if not by_micro_batch:
@@ -197,15 +202,15 @@ class Part(NamedTuple):
     decision_metrics: dict[str, Tensor]
 
 
-def _apply(
+def _apply_decision(
     settings: Settings, inputs: Inputs, factor: Tensor, decision: Tensor, decision_metrics: dict[str, Any]
 ) -> Part:
     """Applies a loss to tokens that share a decision.
 
     Args:
-        settings: those of the loss.
+        settings: the settings of the loss.
         inputs: what the loss gets, (sequences, length).
-        factor: from `_factor`, (sequences, length).
+        factor: from `_factor_on_weight`, (sequences, length).
         decision: what the method decided.
         decision_metrics: the decision's metrics, as the method returns them.
     """
@@ -235,12 +240,12 @@ def _compute_statistics(settings: Settings, tokens: TracedTokens, inputs: Inputs
     """Returns the statistics that a method decides from.
 
     They are sums over tokens. Where the trace has only a share of the update's prompts, the sums are divided by this
-    share, which estimates those over all of them.
+    share, which estimates the sums over all prompts.
 
     Args:
-        settings: those of the loss.
+        settings: the settings of the loss.
         tokens: the update.
-        inputs: those of its tokens that the decision is made from.
+        inputs: the inputs of those of its tokens that the decision is made from.
     """
     if _decides_at_ratio_one(settings, tokens):
         inputs = inputs._replace(log_prob=inputs.old_log_prob)
@@ -251,20 +256,20 @@ def _compute_statistics(settings: Settings, tokens: TracedTokens, inputs: Inputs
 
 
 def _decides_at_ratio_one(settings: Settings, tokens: TracedTokens) -> bool:
-    """Returns whether training would decide with the current log-probabilities taken to be the old ones.
+    """Returns whether training would decide as if the current log-probabilities were the old ones.
 
-    The run did so in this update, so that another loss over the mini-batch would. Not so a method that reads the
-    entropy: that of the current policy takes a forward pass, which has the current log-probabilities too.
+    If the run decided so in this update, so would another loss with scope=mini_batch, unless its method reads the
+    entropy. The entropy of the current policy takes a forward pass, which gives the current log-probabilities too.
     """
-    run_does = tokens.facts[0].decided_from is DecidedFrom.RATIO_ONE
+    run_decided_at_ratio_one = tokens.facts[0].decided_from is DecidedFrom.RATIO_ONE
     reads_entropy = "entropy" in settings.method.asks_for
-    return run_does and settings.scope == "mini_batch" and not reads_entropy
+    return run_decided_at_ratio_one and settings.scope == "mini_batch" and not reads_entropy
 
 
-def _means(settings: Settings, sums: Tensor) -> dict[str, float]:
-    """Returns the metrics of an update, as it logs them, from the sums over its tokens."""
+def _metrics_of_sums(settings: Settings, sums: Tensor) -> dict[str, float]:
+    """Returns the metrics of an update from the sums over its tokens, by the keys under which training logs them."""
     totals = token_metrics(sums, dual_clipped=settings.method.dual_clip is not None)
     count = max(float(totals.pop(TOKENS)), 1.0)
-    # A list of one value, because this is one update.
-    of_update = {key: [float(total) / count] for key, total in totals.items()}
-    return {key: mean for key, (mean,) in with_ratios_of_sums(of_update).items()}
+    # Each metric has a list with a value for each update, and this is one update.
+    values_by_key = {key: [float(total) / count] for key, total in totals.items()}
+    return {key: values[0] for key, values in with_ratios_of_sums(values_by_key).items()}

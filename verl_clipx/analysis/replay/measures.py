@@ -161,15 +161,15 @@ def _tokens(loss: LossOnTokens, update: TracedTokens) -> pandas.DataFrame:
     batch = update.batch
     for name, values in loss.trace._asdict().items():
         if name in ("low", "high", "bounded", "weight", "advantage"):
-            table[name] = values[batch.whole].numpy()
+            table[name] = values[batch.traced_mask].numpy()
     table["region"] = regions_of(table.bounded, table.low, table.high, table.advantage)
     # A token without an advantage has no gradient under any loss, so it counts as unchanged.
-    before = (batch.weighted != 0)[batch.whole].numpy()
-    after = ((table.weight * table.advantage) != 0).to_numpy() & loss.mask[batch.whole].numpy()
+    before = (batch.weighted != 0)[batch.traced_mask].numpy()
+    after = ((table.weight * table.advantage) != 0).to_numpy() & loss.mask[batch.traced_mask].numpy()
     table["change"] = numpy.select([after & ~before, before & ~after], [REGAINED, LOST], "")
     counted = batch.inputs.counted
     counts = loss.mask if counted is None else loss.mask & counted
-    return table.assign(counts=counts[batch.whole].numpy(), trained=loss.mask[batch.whole].numpy())
+    return table.assign(counts=counts[batch.traced_mask].numpy(), trained=loss.mask[batch.traced_mask].numpy())
 
 
 def _against(tokens: pandas.DataFrame, update: TracedTokens) -> float:
