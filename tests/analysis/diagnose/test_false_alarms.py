@@ -56,8 +56,8 @@ def lengthening(noise):
 @pytest.mark.parametrize(
     ("find", "make", "at_most"),
     [
-        (rules.find_evicted_groups, dropping(0.02), 0),
-        (rules.find_evicted_groups, dropping(0.05), 0),
+        (rules.find_dropped_prompts, dropping(0.02), 0),
+        (rules.find_dropped_prompts, dropping(0.05), 0),
         (rules.find_collapsed_weights, weighted, 0),
         (rules.find_short_training, lengthening(0.05), 0),
         (rules.find_short_training, lengthening(0.1), 14),

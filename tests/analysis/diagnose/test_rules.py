@@ -190,8 +190,8 @@ EVIDENCE = {
     "ratio anchored to another policy, by the KL": "ratio_mean 1.001, actor/ppo_kl -0.01 at one update a rollout batch",
     "updates taken with a gradient that is not finite": "24 updates taken since",
     "prompts dropped for their age": (
-        "evicted_samples 4 a step beside 8 trained prompts, 23% of all in this log; response_length/mean 95 in steps "
-        "that drop some, 105 in others"
+        "evicted_samples 4 a step beside 8 trained prompts, 23% of all in this log; response_length/mean 95 in the "
+        "steps that dropped prompts, 105 in the others"
     ),
     "importance weights worth few samples": "rollout_corr/rollout_is_mean 0.06",
     "trained answers grow shorter than validation's": (

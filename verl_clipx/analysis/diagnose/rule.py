@@ -85,14 +85,11 @@ def rule(name: str, kind: Kind = Kind.REMARK, **further: Any) -> Callable[[Detec
 
     Args:
         name, kind: as for `Rule`.
-        further: other fields of `Rule`. Without `remedy`, the function's docstring is the remedy, on one line.
+        further: other fields of `Rule`.
     """
 
     def declare(detector: Detector) -> Detector:
-        fields = dict(further)
-        if "remedy" not in fields:
-            fields["remedy"] = " ".join((detector.__doc__ or "").split())
-        RULES.append(Rule(name, kind, onset=detector, **fields))
+        RULES.append(Rule(name, kind, onset=detector, **further))
         return detector
 
     return declare
@@ -112,7 +109,9 @@ def rule_of_limit(name: str, kind: Kind = Kind.REMARK, *, reads: str, limit: flo
     def find_values_beyond(run: Run) -> Onset | None:
         values = training_values(run, reads)
         step = first_lasting_step(values >= limit)
-        return onset_at(step, lambda step: f"{reads} {values[step]:.3g}, at most {values.max():.3g}")
+        if step is None:
+            return None
+        return Onset(step, f"{reads} {values[step]:.3g}, at most {values.max():.3g}")
 
 
 def training_values(run: Run, key: str) -> pandas.Series:
@@ -151,15 +150,3 @@ def say_when_halved(values: pandas.Series, best: float, until: int) -> str:
     if step is None or step >= until:
         return ""
     return f", halved by step {step}"
-
-
-def onset_at(step: int | None, say: Callable[[int], str]) -> Onset | None:
-    """Returns the onset at a step; None without a step.
-
-    Args:
-        step: the first step that shows a pathology, if any does.
-        say: writes the evidence in that step.
-    """
-    if step is None:
-        return None
-    return Onset(int(step), say(step))

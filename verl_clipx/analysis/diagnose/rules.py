@@ -1,7 +1,8 @@
 """The rules of diagnose.
 
-Each is a function that finds the onset in a run, with the comment in its first line saying when the rule is met. What
-to do is its docstring, or a function of `remedies` that is named as `remedy`.
+Each rule is a function that returns when a pathology begins in a run, or None if the run does not show it. Its
+docstring says when the rule is met. What to do stands in its declaration as `remedy`: a text, or a function that writes
+one for a run.
 """
 
 import fnmatch
@@ -35,7 +36,6 @@ from verl_clipx.analysis.diagnose.rule import (
     Kind,
     Onset,
     first_lasting_step,
-    onset_at,
     rule,
     rule_of_limit,
     say_when_halved,
@@ -60,31 +60,43 @@ ONE_UPDATE = "bounds idle: one update a rollout batch"
 ROUNDING = "clipping can't be told from rounding"
 MISMATCH = "mismatch of rollout and training"
 CUT_AT_LIMIT = "responses cut at the limit"
-# Rules whose advice is void where the reward, or the batch, is not what it should be.
+# The rules whose advice is void if the reward, or the batch, is not what it should be.
 ADVICE_ON_TRAINING = ("entropy collapse", "entropy explosion", NO_SIGNAL, FEW_TEACH, ONE_SIDED, CUT_AT_LIMIT)
 
 # --- What is not finite ----------------------------------------------------------------------------------------------
 
-TAKEN = "updates taken with a gradient that is not finite"
-OF_NORM = {"reads": (keys.SKIPPED_UPDATES, keys.GRADIENT_NORM), "link": "docs/reading.md#health", "any_of": True}
 
-
-@rule(TAKEN, Kind.FACT, about=(STRATEGY,), remedy=resume_before, **OF_NORM)
+@rule(
+    "updates taken with a gradient that is not finite",
+    Kind.FACT,
+    reads=(keys.SKIPPED_UPDATES, keys.GRADIENT_NORM),
+    about=(STRATEGY,),
+    remedy=resume_before,
+    link="docs/reading.md#health",
+    any_of=True,
+)
 def find_taken_updates(run: Run) -> Onset | None:
-    # Met by an update whose gradient is not finite, under Megatron, where verl takes it.
+    """The rule is met by an update whose gradient is not finite, under Megatron, with which verl takes it."""
     return _find_not_finite_updates(run) if run.takes_not_finite_updates else None
 
 
-@rule("skipped updates", Kind.FACT, remedy=explain_skipped, **OF_NORM)
+@rule(
+    "skipped updates",
+    Kind.FACT,
+    reads=(keys.SKIPPED_UPDATES, keys.GRADIENT_NORM),
+    remedy=explain_skipped,
+    link="docs/reading.md#health",
+    any_of=True,
+)
 def find_skipped_updates(run: Run) -> Onset | None:
-    # Met by an update whose gradient is not finite, under every other engine, where verl skips it.
+    """The rule is met by an update whose gradient is not finite, under every other engine, with which verl skips it."""
     return None if run.takes_not_finite_updates else _find_not_finite_updates(run)
 
 
-def steps_with_not_finite_gradient(run: Run) -> list[int]:
+def find_steps_with_not_finite_gradient(run: Run) -> list[int]:
     """Returns the steps with an update whose gradient is not finite.
 
-    The plugin counts such updates. In a log without its count, the gradient's norm is not finite in these steps.
+    The plugin counts such updates. In a log without this count, they are the steps whose gradient norm is not finite.
     """
     if keys.SKIPPED_UPDATES not in run.log:
         return run.not_finite.get(keys.GRADIENT_NORM, [])
@@ -94,24 +106,26 @@ def steps_with_not_finite_gradient(run: Run) -> list[int]:
 
 def _find_not_finite_updates(run: Run) -> Onset | None:
     """Finds the first step with an update whose gradient is not finite, and counts such updates since."""
-    steps = steps_with_not_finite_gradient(run)
+    steps = find_steps_with_not_finite_gradient(run)
     if not steps:
         return None
     trained_since = int((run.log.index >= steps[0]).sum())
-    evidence = _count_not_finite_updates(run, steps, trained_since)
+    evidence = _say_not_finite_updates(run, steps, trained_since)
     ranks = run.values(keys.NOT_FINITE_RANK)
     if len(ranks):
-        # -1: it came up in the backward pass.
-        evidence += f", first on rank {int(ranks.iloc[0])}" if ranks.iloc[0] >= 0 else ", in the gradient only"
+        first_rank = int(ranks.iloc[0])
+        # -1 stands for a value that first appeared in the backward pass.
+        evidence += f", first on rank {first_rank}" if first_rank >= 0 else ", in the gradient only"
     return Onset(int(steps[0]), evidence)
 
 
-def _count_not_finite_updates(run: Run, steps: list[int], trained_since: int) -> str:
-    """Says how many updates had a gradient that is not finite, and what became of them.
+def _say_not_finite_updates(run: Run, steps: list[int], trained_since: int) -> str:
+    """Says how many updates had a gradient that is not finite, and whether verl skipped or took them.
 
     Args:
-        steps: those with such an update.
-        trained_since: how many steps were trained since the first of them.
+        run: the run.
+        steps: the steps with such an update.
+        trained_since: how many steps were trained from the first of these steps on.
     """
     if run.takes_not_finite_updates is None:
         fate = "skipped or taken, depending on the engine,"
@@ -120,7 +134,7 @@ def _count_not_finite_updates(run: Run, steps: list[int], trained_since: int) ->
     updates = run.log[keys.SKIPPED_UPDATES][steps].sum() if keys.SKIPPED_UPDATES in run.log else numpy.nan
     if not numpy.isfinite(updates):
         return f"updates {fate} in {len(steps)} of {trained_since} steps since, how many this log does not say"
-    # 0 where the run's record does not say how many updates a step has.
+    # 0 if the run's record does not say how many updates a step has.
     all_updates = (run.schedule.updates_a_step or 0) * trained_since
     if all_updates >= updates:
         return f"{updates:.0f} of {all_updates} updates {fate} since"
@@ -138,94 +152,108 @@ def _count_not_finite_updates(run: Run, steps: list[int], trained_since: int) ->
     any_of=True,
 )
 def find_values_not_finite(run: Run) -> Onset | None:
-    # Met by such a value in a field that the plugin checks, or in a metric of the training's own numbers. Means and
-    # figures leave these values out, so that nothing else shows them.
-    begins: dict[str, int] = {}
-    for key, what in keys.HEALTH_COUNTS.items():
+    """The rule is met by a value that is not finite in a field that the plugin checks, or in one of the numbers from
+    which the training computes.
+
+    Means and figures leave these values out, so that nothing else shows them.
+    """
+    first_steps: dict[str, int] = {}
+    for key, field in keys.HEALTH_COUNTS.items():
         counts = run.values(key)
         counts = counts[counts > 0]
         if len(counts):
-            begins[f"{what} of {int(counts.sum())} responses in {_steps(len(counts))}"] = int(counts.index[0])
-    for key in keys_not_finite(run):
-        if is_of_training(key):
+            description = f"{field} of {int(counts.sum())} responses in {_say_steps(len(counts))}"
+            first_steps[description] = int(counts.index[0])
+    for key in list_keys_not_finite(run):
+        if is_read_by_training(key):
             steps = run.not_finite[key]
-            begins[f"{key} in {_steps(len(steps))}"] = steps[0]
-    return _onset_of_first(begins)
+            first_steps[f"{key} in {_say_steps(len(steps))}"] = steps[0]
+    return _find_first_onset(first_steps)
 
 
-@rule("other logged values that are not finite", reads=("*",), link="docs/reading.md#health")
+@rule(
+    "other logged values that are not finite",
+    reads=("*",),
+    remedy="Check whether what computes them had nothing to compute from: the training itself does not read them.",
+    link="docs/reading.md#health",
+)
 def find_others_not_finite(run: Run) -> Onset | None:
-    """Check whether what computes them had nothing to compute from: the training itself does not read them."""
-    # Met by such a value in any other metric but W&B's own, whose keys begin with an underscore.
-    others = [key for key in keys_not_finite(run) if not (is_of_training(key) or key.startswith("_"))]
-    return _onset_of_first({f"{key} in {_steps(len(run.not_finite[key]))}": run.not_finite[key][0] for key in others})
+    """The rule is met by a value that is not finite in any other metric.
 
-
-def keys_not_finite(run: Run) -> list[str]:
-    """Returns the metrics that were logged as a value that is not finite and should be.
-
-    Those from which the others follow come first, then the others by name. The gradient's norm is left out where the
-    rules about updates report it already.
+    W&B's own metrics are left out. Their keys begin with an underscore.
     """
-    reported = set(keys.MAY_BE_NAN)
-    if steps_with_not_finite_gradient(run):
-        reported.add(keys.GRADIENT_NORM)
-    unreported = set(run.not_finite) - reported
-    causes = [key for key in keys.FIRST_CAUSES if key in unreported]
-    return [*causes, *sorted(unreported.difference(causes))]
+    first_steps: dict[str, int] = {}
+    for key in list_keys_not_finite(run):
+        if not (is_read_by_training(key) or key.startswith("_")):
+            steps = run.not_finite[key]
+            first_steps[f"{key} in {_say_steps(len(steps))}"] = steps[0]
+    return _find_first_onset(first_steps)
 
 
-def is_of_training(key: str) -> bool:
-    """Returns whether the training computes from a metric, so that it is broken where this is not finite."""
+def list_keys_not_finite(run: Run) -> list[str]:
+    """Returns the metrics that were logged as a value that is not finite, and should be finite.
+
+    First come those from which the others follow, then the others by name. The gradient's norm is left out if the rules
+    about updates report it already.
+    """
+    left_out = set(keys.MAY_BE_NAN)
+    if find_steps_with_not_finite_gradient(run):
+        left_out.add(keys.GRADIENT_NORM)
+    reported = set(run.not_finite) - left_out
+    causes = [key for key in keys.FIRST_CAUSES if key in reported]
+    return [*causes, *sorted(reported.difference(causes))]
+
+
+def is_read_by_training(key: str) -> bool:
+    """Returns whether the training computes from a metric, so that it is broken if the metric is not finite."""
     return key == keys.HELD_OUT or key.startswith(keys.OF_TRAINING)
 
 
-# A finding names this many values that are not finite.
+# A finding names at most this many values that are not finite.
 MOST_NAMED = 6
 
 
-def _onset_of_first(begins: dict[str, int]) -> Onset | None:
+def _find_first_onset(first_steps: dict[str, int]) -> Onset | None:
     """Returns the onset of values that are not finite; None if there are none.
 
     Args:
-        begins: from what a sentence says of such a value to the first step that has it, the likeliest cause first.
+        first_steps: from the description of each such value to the first step that has it, the likeliest cause first.
     """
-    if not begins:
+    if not first_steps:
         return None
-    named = list(begins)[:MOST_NAMED]
-    if len(begins) > MOST_NAMED:
-        named.append(f"and {len(begins) - MOST_NAMED} more")
-    return Onset(min(begins.values()), f"not finite: {'; '.join(named)}")
+    named = list(first_steps)[:MOST_NAMED]
+    if len(first_steps) > MOST_NAMED:
+        named.append(f"and {len(first_steps) - MOST_NAMED} more")
+    return Onset(min(first_steps.values()), f"not finite: {'; '.join(named)}")
 
 
-def _steps(count: int) -> str:
+def _say_steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
 
 
 # --- Entropy ---------------------------------------------------------------------------------------------------------
 
-# Healthy runs of docs/results/small_runs.md keep 9 % of their entropy.
+# The healthy runs of docs/results/small_runs.md keep 9 % of their entropy.
 ENTROPY_LEFT = 0.05
 
 
 @rule("entropy collapse", Kind.TREND, reads=(keys.ENTROPY,), remedy=keep_entropy, link="docs/faq.md", heuristic=True)
 def find_entropy_collapse(run: Run) -> Onset | None:
-    # Met while the entropy is below ENTROPY_LEFT of what it was in the first steps.
+    """The rule is met while the entropy is below ENTROPY_LEFT of what it was in the first steps."""
     values = training_values(run, keys.ENTROPY)
-    # The highest of the first steps, since a quick collapse begins within them.
-    begun_at = values.iloc[:LASTING].max()
-    if not begun_at > 0:
+    # A quick collapse begins within the first steps, so their highest value counts.
+    highest_at_first = values.iloc[:LASTING].max()
+    if not highest_at_first > 0:
         return None
-    step = first_lasting_step(values < ENTROPY_LEFT * begun_at)
-    evidence = "{} {:.3g}, at most {:.3g} in its first steps{}"
-    return onset_at(
-        step,
-        lambda onset: evidence.format(keys.ENTROPY, values[onset], begun_at, say_when_halved(values, begun_at, onset)),
-    )
+    step = first_lasting_step(values < ENTROPY_LEFT * highest_at_first)
+    if step is None:
+        return None
+    halved = say_when_halved(values, highest_at_first, step)
+    return Onset(step, f"{keys.ENTROPY} {values[step]:.3g}, at most {highest_at_first:.3g} in its first steps{halved}")
 
 
-# An entropy explodes if it exceeds either limit: five times the first one and 1, or twice the first one and 5, which is
-# the entropy of about 150 equally likely tokens.
+# The entropy explodes if it exceeds five times its first value and 1, or twice its first value and 5. About 150 equally
+# likely tokens have an entropy of 5.
 ENTROPY_TIMES = 5
 ENTROPY_FROM = 1.0
 ENTROPY_TIMES_IF_HIGH = 2
@@ -241,23 +269,26 @@ ENTROPY_HIGH = 5.0
     heuristic=True,
 )
 def find_entropy_explosion(run: Run) -> Onset | None:
-    # Met while the entropy is high and far above its first step. No healthy run of docs/dev/diagnosis_evidence.md is
-    # for so many steps.
+    """The rule is met while the entropy is high, and far above that of the first step.
+
+    In no healthy run of docs/dev/diagnosis_evidence.md this lasts for so many steps.
+    """
     values = training_values(run, keys.ENTROPY)
-    # The first step alone, since a quick explosion lies within the first three.
+    # A quick explosion lies within the first three steps, so only the first one counts.
     first = values.iloc[:1].max()
     limit = max(ENTROPY_TIMES * first, ENTROPY_FROM)
     limit_if_high = max(ENTROPY_TIMES_IF_HIGH * first, ENTROPY_HIGH)
-    risen = (values > limit) | (values > limit_if_high)
-    return onset_at(
-        first_lasting_step(risen), lambda onset: f"{keys.ENTROPY} {values[onset]:.3g}, {first:.3g} in its first step"
-    )
+    has_risen = (values > limit) | (values > limit_if_high)
+    step = first_lasting_step(has_risen)
+    if step is None:
+        return None
+    return Onset(step, f"{keys.ENTROPY} {values[step]:.3g}, {first:.3g} in its first step")
 
 
 # --- Whether anything teaches ----------------------------------------------------------------------------------------
 
 ADVANTAGE_IS_ZERO = 1e-6
-# GRPO's advantages of equal scores can be this far from 0, since the mean of the scores is rounded.
+# GRPO's advantages of equal scores can be this far from 0, because the mean of the scores is rounded.
 ADVANTAGE_OF_EQUALS = 0.1
 
 
@@ -271,21 +302,30 @@ ADVANTAGE_OF_EQUALS = 0.1
     voids=(FEW_TEACH, ONE_UPDATE),
 )
 def find_no_signal(run: Run) -> Onset | None:
-    # Met while no advantage differs from 0, so that no token has a gradient. Where advantages are not logged, it is met
-    # while all samples of each prompt score alike.
+    """The rule is met while no advantage differs from 0, so that no token has a gradient.
+
+    If advantages are not logged, it is met while all samples of each prompt score alike.
+    """
     lowest = keys.LOWEST_ADVANTAGE
     highest = keys.HIGHEST_ADVANTAGE
-    sides = pandas.DataFrame({key: training_values(run, key) for key in (lowest, highest)}).dropna()
-    if sides.empty:
+    advantages = pandas.DataFrame({key: training_values(run, key) for key in (lowest, highest)}).dropna()
+    if advantages.empty:
         alike = training_values(run, keys.ALIKE)
-        return onset_at(first_lasting_step(alike == 1), lambda onset: f"{keys.ALIKE} 1, at most {alike.max():g}")
-    furthest = sides.abs().max(axis=1)
-    scores = run.values(keys.HIGHEST_REWARD) - run.values(keys.LOWEST_REWARD)
-    equal = scores.reindex(furthest.index) == 0
-    none = (furthest <= ADVANTAGE_IS_ZERO) | (equal & (furthest <= ADVANTAGE_OF_EQUALS))
-    evidence = f"{lowest} {{:.3g}}, {highest} {{:.3g}}, as good as 0 in {none.sum()} of {len(none)} steps"
-    return onset_at(
-        first_lasting_step(none), lambda onset: evidence.format(sides[lowest][onset], sides[highest][onset])
+        step = first_lasting_step(alike == 1)
+        if step is None:
+            return None
+        return Onset(step, f"{keys.ALIKE} 1, at most {alike.max():g}")
+    largest_size = advantages.abs().max(axis=1)
+    range_of_scores = run.values(keys.HIGHEST_REWARD) - run.values(keys.LOWEST_REWARD)
+    scores_are_equal = range_of_scores.reindex(largest_size.index) == 0
+    is_zero = (largest_size <= ADVANTAGE_IS_ZERO) | (scores_are_equal & (largest_size <= ADVANTAGE_OF_EQUALS))
+    step = first_lasting_step(is_zero)
+    if step is None:
+        return None
+    return Onset(
+        step,
+        f"{lowest} {advantages[lowest][step]:.3g}, {highest} {advantages[highest][step]:.3g}, "
+        f"as good as 0 in {is_zero.sum()} of {len(is_zero)} steps",
     )
 
 
@@ -293,20 +333,29 @@ def find_no_signal(run: Run) -> Onset | None:
     "one batch trained again and again",
     Kind.TREND,
     reads=(keys.REWARD, keys.LENGTH),
+    remedy="Look at the queue that serves the batches.",
     link="docs/reading.md#rules",
     voids=ADVICE_ON_TRAINING,
 )
 def find_repeated_batch(run: Run) -> Onset | None:
-    """Look at the queue that serves the batches."""
-    # Met while both the mean score and the mean length of the samples are exactly those of an earlier step. A mean
-    # length that is a whole number is left out: all answers may be of one length.
+    """The rule is met while the samples have exactly the mean score and the mean length of an earlier step.
+
+    A mean length that is a whole number does not count, since all answers may be of one length.
+    """
     means = pandas.DataFrame({key: training_values(run, key) for key in (keys.REWARD, keys.LENGTH)}).dropna()
-    again = means.duplicated() & (means[keys.LENGTH] % 1 != 0)
-    evidence = f"{keys.REWARD} {{:.6g}} and {keys.LENGTH} {{:.6g}} as in an earlier step, in {again.sum()} steps"
-    return onset_at(first_lasting_step(again), lambda onset: evidence.format(*means.loc[onset]))
+    is_repeated = means.duplicated() & (means[keys.LENGTH] % 1 != 0)
+    step = first_lasting_step(is_repeated)
+    if step is None:
+        return None
+    reward = means[keys.REWARD][step]
+    length = means[keys.LENGTH][step]
+    steps = is_repeated.sum()
+    return Onset(
+        step, f"{keys.REWARD} {reward:.6g} and {keys.LENGTH} {length:.6g} as in an earlier step, in {steps} steps"
+    )
 
 
-# Prompts whose samples score alike have advantage 0: if they are nine tenths, only a tenth of the prompts teaches.
+# Prompts whose samples score alike have advantage 0. If nine tenths of the prompts do, only a tenth teaches.
 rule_of_limit(
     FEW_TEACH,
     Kind.TREND,
@@ -319,17 +368,17 @@ rule_of_limit(
 
 # --- Clipping and bounds ---------------------------------------------------------------------------------------------
 
-# Clipping is one-sided if this part of it is on one side, where it concerns at least this share of the tokens and for
-# this many steps in a row.
+# Clipping is one-sided if this share of the clipped tokens is on one side, for this many steps in a row. In these steps
+# at least this share of all tokens must be clipped.
 ONE_SIDE = 0.98
-WORTH_CLIPPING = 0.01
-LONG = 5
-# How far rounding in float32 may take a value from the one that it stands for.
+ONE_SIDED_STEPS = 5
+LEAST_CLIPPED_SHARE = 0.01
+# How far rounding in float32 may take a value from the exact one.
 FLOAT32_TOLERANCE = 1e-6
 
 
 def widen_clipped_side(run: Run) -> str:
-    """Names the bound that nearly all clipped tokens are beyond."""
+    """Advises to widen the bound beyond which nearly all clipped tokens are."""
     step = find_one_sided_clipping(run).step
     side = "low" if run.values(keys.CLIPPED_LOW)[step] > run.values(keys.CLIPPED_HIGH)[step] else "high"
     return widen_side(run, side)
@@ -344,15 +393,28 @@ def widen_clipped_side(run: Run) -> str:
     heuristic=True,
 )
 def find_one_sided_clipping(run: Run) -> Onset | None:
-    # Met while nearly all clipped tokens are on one side. Of 75 healthy runs one was so in a few steps.
+    """The rule is met while nearly all clipped tokens are on one side.
+
+    Of 75 healthy runs one was so in a few steps.
+    """
     sides = pandas.DataFrame({key: training_values(run, key) for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)}).dropna()
+    if sides.empty:
+        return None
     total = sides.sum(axis=1)
-    step = (
-        first_lasting_step((total >= WORTH_CLIPPING) & (sides.max(axis=1) >= ONE_SIDE * total), LONG)
-        if len(sides)
-        else None
-    )
-    return onset_at(step, lambda onset: ", ".join(f"{key} {share:.3g}" for key, share in sides.loc[onset].items()))
+    is_one_sided = (total >= LEAST_CLIPPED_SHARE) & (sides.max(axis=1) >= ONE_SIDE * total)
+    step = first_lasting_step(is_one_sided, ONE_SIDED_STEPS)
+    if step is None:
+        return None
+    return Onset(step, _list_values(sides.loc[step]))
+
+
+def _list_values(values: pandas.Series) -> str:
+    """Lists metrics with their values in one step.
+
+    Args:
+        values: from a metric's key to its value.
+    """
+    return ", ".join(f"{key} {value:.3g}" for key, value in values.items())
 
 
 @rule(
@@ -362,22 +424,25 @@ def find_one_sided_clipping(run: Run) -> Onset | None:
     link="docs/scopes.md",
 )
 def find_single_updates(run: Run) -> Onset | None:
-    # Met where the ratio is 1 in the whole log because each rollout batch gets a single update, so that no bound acts.
+    """The rule is met if the ratio is 1 in the whole log because each rollout batch gets a single update.
+
+    No bound acts then.
+    """
     ratio = training_values(run, keys.RATIO)
     kl = training_values(run, keys.KL)
     if ratio.empty or kl.empty:
         return None
     # A skipped update leaves the ratio at 1 however many updates a rollout batch gets.
-    if steps_with_not_finite_gradient(run):
+    if find_steps_with_not_finite_gradient(run):
         return None
     updates = run.schedule.updates_on_batch
     if updates is not None and updates > 1:
         return None
-    # A policy that nothing moves stays at ratio 1 too, in however many updates.
-    if updates is None and not moves(run):
+    # A policy that nothing moves stays at ratio 1 too, however many updates a rollout batch gets.
+    if updates is None and not moves_policy(run):
         return None
     first_step = int(ratio.index[0])
-    if only_rounding_moves(run):
+    if only_rounding_moves_ratio(run):
         if keys.CLIPPED_LOW in run.log:
             clipped = training_values(run, keys.CLIPPED_LOW).add(training_values(run, keys.CLIPPED_HIGH)).max()
             evidence = f"{keys.CLIPPED_LOW} and {keys.CLIPPED_HIGH} at most {clipped:.3g} together"
@@ -389,47 +454,55 @@ def find_single_updates(run: Run) -> Onset | None:
     return Onset(first_step, f"{keys.RATIO} 1 and {keys.KL} 0 in all {len(ratio)} steps")
 
 
-def only_rounding_moves(run: Run) -> bool:
+def only_rounding_moves_ratio(run: Run) -> bool:
     """Returns whether nothing but rounding takes the ratio away from 1 in a whole run.
 
     The configuration then gives each rollout batch a single update, at the weights that computed `old_log_probs`. The
-    worker logs the floor only of an update at these weights: that it did confirms the configuration.
+    worker logs a floor only if the weights have not moved, so a logged floor confirms the configuration.
     """
     return run.schedule.only_at_ratio_one and keys.FLOOR_LOW in run.log
 
 
-# Later updates are compared with the floor over this many steps together, if they clip at least this many tokens there.
+# The tokens of this many steps are counted together, before later updates are compared with the floor.
 WINDOW = 5
+# Fewer clipped tokens in these steps decide nothing.
 FEWEST_CLIPPED = 30
 
 
 @rule(
     ROUNDING,
     reads=(keys.CLIPPED_LOW, keys.CLIPPED_HIGH, keys.FLOOR_LOW, keys.FLOOR_HIGH, keys.FLOOR_TOKENS),
+    remedy=(
+        "Compute old_log_probs and the updates in the same micro-batches, which costs nothing. Or compute the logits "
+        "in float32, which costs time and memory. Or widen the bounds, which then also clip less of what really moved. "
+        "Or leave it as it is."
+    ),
     link="docs/floor.md",
     about=(keys.FLOOR_LOW,),
 )
 def find_clipping_of_rounding(run: Run) -> Onset | None:
-    """Cut old_log_probs and updates into the same micro-batches (it costs nothing), compute the logits in float32 (time
-    and memory), widen the bounds (they then also clip less of what moved), or leave it.
+    """The rule is met while the later updates on a rollout batch clip no larger share of the tokens than the floor.
+
+    The floor is what the first update clips, at weights that have not moved. The rule does not show that the later
+    clipping is rounding: a token may be near a bound for a good reason, and rounding moves it across.
     """
-    # Met while the later updates on a rollout batch clip no larger share of the tokens than its first update, the
-    # floor, whose weights have not moved. This does not show that the later clipping is rounding: rounding also moves
-    # tokens that lie near a bound for good reasons.
     counts_by_step = clipped_by_step(run)
-    last_steps = counts_by_step.index[WINDOW - 1 :]
-    like_floor = [clips_like_floor(run, counts_by_step.loc[:step].tail(WINDOW)) for step in last_steps]
-    step = first_lasting_step(pandas.Series(like_floor, index=last_steps, dtype=bool))
-    if step is None:
+    number_of_windows = max(0, len(counts_by_step) - WINDOW + 1)
+    windows = [counts_by_step.iloc[begin : begin + WINDOW] for begin in range(number_of_windows)]
+    is_like_floor = pandas.Series([clips_like_floor(run, window) for window in windows], dtype=bool)
+    # The windows stand for steps here: the state is that of a window, and lasts over successive windows.
+    first_window = first_lasting_step(is_like_floor)
+    if first_window is None:
         return None
-    window = counts_by_step.loc[:step].tail(WINDOW)
+    window = windows[first_window]
     return Onset(int(window.index[0]), _say_clipped_like_floor(run, window))
 
 
 def clips_like_floor(run: Run, window: pandas.DataFrame) -> bool:
-    """Returns whether later updates clip no larger share than the floor, where enough tokens were counted to tell.
+    """Returns whether later updates clip no larger share than the floor; False if too few tokens tell.
 
     Args:
+        run: the run.
         window: consecutive rows of `clipped_by_step`, whose tokens are counted together.
     """
     later = later_updates(window)
@@ -438,38 +511,44 @@ def clips_like_floor(run: Run, window: pandas.DataFrame) -> bool:
         return False
     if exceeds(later, floor):
         return False
-    # Where a rollout batch gets many updates, the first ones have few tokens. If so few that even a floor of 0 would
-    # not be exceeded, nothing can be told.
+    # If a rollout batch gets many updates, the first ones have few tokens. They may be so few that the later updates
+    # would not exceed even a floor of 0. Then they tell nothing.
     return could_exceed(later, floor)
 
 
 def _say_clipped_like_floor(run: Run, window: pandas.DataFrame) -> str:
-    """Returns the evidence: the shares that later updates, first updates and the floor's second measurement clip.
+    """Returns the evidence: the shares that later updates and first updates clip, and the floor in other micro-batches.
+
+    The floor in other micro-batches is a second measurement, which a run makes once or not at all.
 
     Args:
+        run: the run.
         window: as for `clips_like_floor`.
     """
     later = later_updates(window)
-    first, *second_measurement = floors_of(run, window)
+    first, *in_other_micro_batches = floors_of(run, window)
     parts = [
         f"{keys.CLIPPED_LOW} and {keys.CLIPPED_HIGH} {later.share:.3g} together in later updates "
         f"({later.clipped:.0f} of {later.tokens:.0f} tokens)",
         f"{first.share:.3g} in first ones ({keys.FLOOR_LOW} and {keys.FLOOR_HIGH})",
     ]
-    for recut in second_measurement:
-        parts.append(f"{recut.share:.3g} in other micro-batches ({keys.RECUT_LOW} and {keys.RECUT_HIGH})")
+    for floor in in_other_micro_batches:
+        parts.append(f"{floor.share:.3g} in other micro-batches ({keys.RECUT_LOW} and {keys.RECUT_HIGH})")
     return ", ".join(parts)
 
 
-def moves(run: Run) -> bool:
-    """Returns whether the log shows that updates move the policy: they have a gradient, and a rate if it is logged."""
+def moves_policy(run: Run) -> bool:
+    """Returns whether the log shows that updates move the policy.
+
+    It does if a gradient norm above 0 was logged, and a learning rate above 0 or none.
+    """
     rate = run.values(keys.LEARNING_RATE)
     has_rate = rate.empty or bool((rate > 0).any())
     return has_rate and bool((run.values(keys.GRADIENT_NORM) > 0).any())
 
 
-def _target(run: Run) -> float | None:
-    """Returns BAPO's target for the share of positive tokens; None if its search has a target for something else."""
+def _find_target_share(run: Run) -> float | None:
+    """Returns BAPO's target for the share of positive tokens; None if there is none, or one for something else."""
     parameters = run.record.loss.parameters
     is_share = parameters.get("contribution", "share") == "share"
     return parameters.get("target") if is_share else None
@@ -478,20 +557,25 @@ def _target(run: Run) -> float | None:
 @rule(
     "bounds idle: the search never started",
     reads=(keys.SHARE_BEFORE, keys.SHARE_AFTER, keys.BOUND_LOW, keys.BOUND_HIGH, "clipx.target"),
+    remedy="Raise clipx.target.",
     link="docs/methods.md#bapo",
     about=("clipx.target", keys.SHARE_BEFORE),
 )
 def find_search_not_started(run: Run) -> Onset | None:
-    """Raise clipx.target."""
-    # Met where the share was at the target or above before every search, which is why the search moved no bound.
-    share = training_values(run, keys.SHARE_BEFORE)
-    after = training_values(run, keys.SHARE_AFTER)
-    target = _target(run)
-    bounds = [training_values(run, key) for key in (keys.BOUND_LOW, keys.BOUND_HIGH)]
-    idle = all(len(bound) and bound.max() - bound.min() < FLOAT32_TOLERANCE for bound in bounds)
-    if target is None or share.empty or after.empty or not idle or share.min() < target:
+    """The rule is met if the share was at the target or above before every search, so that no search moved a bound."""
+    target = _find_target_share(run)
+    share_before = training_values(run, keys.SHARE_BEFORE)
+    share_after = training_values(run, keys.SHARE_AFTER)
+    if target is None or share_before.empty or share_after.empty:
         return None
-    return Onset(int(share.index[0]), f"{keys.SHARE_BEFORE} {share.min():.3g} or more, target {target:g}")
+    for key in (keys.BOUND_LOW, keys.BOUND_HIGH):
+        bound = training_values(run, key)
+        if bound.empty or bound.max() - bound.min() >= FLOAT32_TOLERANCE:
+            return None
+    if share_before.min() < target:
+        return None
+    evidence = f"{keys.SHARE_BEFORE} {share_before.min():.3g} or more, target {target:g}"
+    return Onset(int(share_before.index[0]), evidence)
 
 
 @rule(
@@ -502,29 +586,34 @@ def find_search_not_started(run: Run) -> Onset | None:
     about=("clipx.alpha", keys.COUNTS),
 )
 def find_few_tokens(run: Run) -> Onset | None:
-    # Met while most bins have so few tokens that none can lie outside the bounds: of n tokens none lies further than
-    # √(n − 1) standard deviations from their mean, and the bounds are at alpha standard deviations.
-    names = keys.of_bins("count", run.log.columns)
+    """The rule is met while most bins have so few tokens that none can lie outside the bounds.
+
+    Of n tokens none lies further than √(n − 1) standard deviations from their mean, and the bounds are at alpha
+    standard deviations.
+    """
+    count_keys = keys.of_bins("count", run.log.columns)
     alpha = run.record.loss.parameters.get("alpha")
-    if not names or alpha is None:
+    if not count_keys or alpha is None:
         return None
-    counts = run.log.loc[run.log.index > 0, names].dropna()
+    counts = run.log.loc[run.log.index > 0, count_keys].dropna()
     most = alpha**2 + 1
-    few = ((counts > 0) & (counts <= most)).sum(axis=1)
-    evidence = f"{keys.COUNTS} at most {most:g} in {{}} of {len(names)} bins"
-    return onset_at(first_lasting_step(few > len(names) / 2), lambda onset: evidence.format(few[onset]))
+    bins_with_few = ((counts > 0) & (counts <= most)).sum(axis=1)
+    step = first_lasting_step(bins_with_few > len(count_keys) / 2)
+    if step is None:
+        return None
+    return Onset(step, f"{keys.COUNTS} at most {most:g} in {bins_with_few[step]} of {len(count_keys)} bins")
 
 
 @rule(
     "bounds saturated",
     reads=(keys.BOUND_HIGH_LAST, keys.SHARE_AFTER, "clipx.target", "clipx.upper_stop", "clipx.upper_step"),
+    remedy="Lower clipx.target.",
     link="docs/methods.md#bapo",
     about=("clipx.target", keys.SHARE_BEFORE),
 )
 def find_saturated_bounds(run: Run) -> Onset | None:
-    """Lower clipx.target."""
-    # Met while the upper bound is the search's last candidate and the target is still missed.
-    target = _target(run)
+    """The rule is met while the upper bound is the search's last candidate and still misses the target."""
+    target = _find_target_share(run)
     parameters = run.record.loss.parameters
     upper_stop = parameters.get("upper_stop")
     upper_step = parameters.get("upper_step")
@@ -535,10 +624,11 @@ def find_saturated_bounds(run: Run) -> Onset | None:
     high, share = high.align(share, join="inner")
     # The last candidate is the stop, or less than a step below it.
     is_last = high > upper_stop - upper_step + FLOAT32_TOLERANCE
-    evidence = "{} {:.3g}, {} {:.3g}, target {:g}"
-    return onset_at(
-        first_lasting_step(is_last & (share < target)),
-        lambda onset: evidence.format(keys.BOUND_HIGH_LAST, high[onset], keys.SHARE_AFTER, share[onset], target),
+    step = first_lasting_step(is_last & (share < target))
+    if step is None:
+        return None
+    return Onset(
+        step, f"{keys.BOUND_HIGH_LAST} {high[step]:.3g}, {keys.SHARE_AFTER} {share[step]:.3g}, target {target:g}"
     )
 
 
@@ -555,7 +645,7 @@ rule_of_limit(
 # --- Samples of another policy ---------------------------------------------------------------------------------------
 
 RATIO_IS_NOT_ONE = 1e-2
-# Two passes at equal weights differ by noise, whose mean over tokens is far smaller than this.
+# Two passes at equal weights differ by noise. Its mean over tokens is far smaller than this.
 KL_IS_NOT_ZERO = 1e-3
 
 
@@ -567,15 +657,20 @@ KL_IS_NOT_ZERO = 1e-3
     heuristic=True,
 )
 def find_anchored_ratio(run: Run) -> Onset | None:
-    # Met while the ratio is not 1 although each rollout batch gets a single update, at which it is 1 unless
-    # old_log_probs are another policy's.
+    """The rule is met while the ratio is not 1 although each rollout batch gets a single update.
+
+    There the ratio is 1 unless old_log_probs are another policy's.
+    """
+    if run.schedule.updates_a_step != 1:
+        return None
     ratio = training_values(run, keys.RATIO)
-    # The ratio to the policy that drew the samples is 1 on average, however old they are; its logarithm is not 0.
+    # The ratio to the policy that drew the samples is 1 on average, however old they are. Its logarithm is not 0.
     kl = training_values(run, keys.KL).reindex(ratio.index, fill_value=0.0)
-    moved = ((ratio - 1).abs() >= RATIO_IS_NOT_ONE) | (kl.abs() >= KL_IS_NOT_ZERO)
-    step = first_lasting_step(moved) if run.schedule.updates_a_step == 1 else None
-    evidence = "{} {:.4g}, {} {:.3g} at one update a rollout batch"
-    return onset_at(step, lambda onset: evidence.format(keys.RATIO, ratio[onset], keys.KL, kl[onset]))
+    is_off = ((ratio - 1).abs() >= RATIO_IS_NOT_ONE) | (kl.abs() >= KL_IS_NOT_ZERO)
+    step = first_lasting_step(is_off)
+    if step is None:
+        return None
+    return Onset(step, f"{keys.RATIO} {ratio[step]:.4g}, {keys.KL} {kl[step]:.3g} at one update a rollout batch")
 
 
 rule_of_limit(
@@ -587,13 +682,13 @@ rule_of_limit(
     heuristic=True,
 )
 
-# Probabilities that differ by less than a thousandth on average, or by less than four times the most before, pass for
-# rounding.
+# The probabilities jump apart if they differ by at least a thousandth on average, and by four times the most before.
+# Smaller differences pass for rounding.
 JUMPED = 1e-3
 JUMP_TIMES = 4
-# The difference grows if it ends at this many times what it was at the jump: the sampler's weights stay behind.
+# The difference grows if it ends at this many times what it was at the jump. Then the sampler's weights stay behind.
 GROWN = 2
-# A mean of recomputed over sampler's probability that is below 1 by this much shows tokens that the sampler left out.
+# If the mean of recomputed over sampler's probability is below 1 by this much, the sampler left out tokens.
 LEFT_OUT = 0.02
 
 
@@ -606,9 +701,11 @@ LEFT_OUT = 0.02
     voids=(MISMATCH,),
 )
 def find_sampler_jump(run: Run) -> Onset | None:
-    # Met once the sampler's probabilities differ from the recomputed ones by far more than before, for several steps.
+    """The rule is met if, for several steps, the sampler's probabilities differ from the recomputed ones by far more
+    than before.
+    """
     values = training_values(run, keys.MISMATCH)
-    # Only samples of age 0 count: the same weights recompute them, so that only a fault makes the difference jump.
+    # Only samples of age 0 count. The same weights recompute them, so that only a fault makes the difference jump.
     staleness = training_values(run, keys.STALENESS).reindex(values.index, fill_value=0.0)
     values = values[staleness == 0]
     most_before = values.cummax().shift()
@@ -623,9 +720,10 @@ def find_sampler_jump(run: Run) -> Onset | None:
 
 
 def _explain_sampler_jump(run: Run, since: pandas.Series) -> str:
-    """Says what a jump of the sampler away from the trainer looks like, by what came after it.
+    """Says what a jump of the sampler away from the trainer looks like, from what came after it.
 
     Args:
+        run: the run.
         since: the difference of their probabilities by step, from the jump on.
     """
     last = since.iloc[-LASTING:].median()
@@ -635,8 +733,8 @@ def _explain_sampler_jump(run: Run, since: pandas.Series) -> str:
         explanation = f"{last:.3g} in the last, which is as of weights that stay behind"
     else:
         explanation = "which is as of another precision, temperature or mask, or of weights always as late"
-    # The mean of the recomputed over the sampler's probability, by both estimates of the divergence; it is 1 for a
-    # sampler that leaves no token out.
+    # The mean of the recomputed over the sampler's probability follows from both estimates of the divergence. It is 1
+    # for a sampler that leaves no token out.
     excess = training_values(run, keys.SAMPLER_KL) - training_values(run, keys.SAMPLER_KL_1)
     ratio = 1 + excess.loc[since.index[0] :].median()
     if ratio <= 1 - LEFT_OUT:
@@ -646,7 +744,7 @@ def _explain_sampler_jump(run: Run, since: pandas.Series) -> str:
     return explanation
 
 
-# The sampler has drifted away if the divergence reaches this, and this many times the most of the first steps.
+# The sampler has drifted away if the divergence reaches both this and this many times the most of the first steps.
 DRIFTED = 0.01
 DRIFT_TIMES = 4
 
@@ -659,17 +757,24 @@ DRIFT_TIMES = 4
     heuristic=True,
 )
 def find_drifting_sampler(run: Run) -> Onset | None:
-    # Met while nothing is clipped, although the policy is far from the one that sampled, and farther than at first.
+    """The rule is met while nothing is clipped, although the policy is far from the one that sampled, and farther than
+    at first.
+    """
     kl = training_values(run, keys.SAMPLER_KL)
     kl, clipped = kl.align(training_values(run, keys.PG_CLIPPED), join="inner")
-    first = kl.iloc[:LASTING].max()
-    step = first_lasting_step((clipped == 0) & (kl >= max(DRIFTED, DRIFT_TIMES * first)))
-    evidence = f"{keys.PG_CLIPPED} 0, {keys.SAMPLER_KL} {{:.3g}}, at most {first:.3g} in its first steps"
-    return onset_at(step, lambda onset: evidence.format(kl[onset]))
+    highest_at_first = kl.iloc[:LASTING].max()
+    has_drifted = kl >= max(DRIFTED, DRIFT_TIMES * highest_at_first)
+    step = first_lasting_step((clipped == 0) & has_drifted)
+    if step is None:
+        return None
+    return Onset(
+        step,
+        f"{keys.PG_CLIPPED} 0, {keys.SAMPLER_KL} {kl[step]:.3g}, at most {highest_at_first:.3g} in its first steps",
+    )
 
 
-# A tenth of what was generated: less hardly changes what the rest is like.
-IS_EVICTED = 0.1
+# A smaller share of dropped prompts hardly changes what the trained ones are like.
+LEAST_DROPPED_SHARE = 0.1
 
 
 @rule(
@@ -680,45 +785,58 @@ IS_EVICTED = 0.1
     link="docs/scopes.md#stale-samples",
     heuristic=True,
 )
-def find_evicted_groups(run: Run) -> Onset | None:
-    # Met while at least IS_EVICTED of the prompts are dropped. Those with long answers grow old, so that the trained
-    # ones differ from what the policy writes.
-    evicted = evicted_by_step(run)
-    shares = evicted_shares(run)
-    step = first_lasting_step(shares >= IS_EVICTED)
+def find_dropped_prompts(run: Run) -> Onset | None:
+    """The rule is met while at least LEAST_DROPPED_SHARE of the prompts are dropped for their age.
+
+    Prompts with long answers are dropped more often, because they take longer. The trained ones then differ from what
+    the policy writes.
+    """
+    dropped = evicted_by_step(run)
+    step = first_lasting_step(find_dropped_shares(run) >= LEAST_DROPPED_SHARE)
     if step is None:
         return None
     prompts = run.record.batch.prompts
-    whole = evicted.sum() / (evicted.sum() + prompts * len(evicted))
-    begun = evicted.loc[step:].iloc[:LASTING].mean()
-    evidence = f"{keys.EVICTED} {begun:.3g} a step beside {prompts} trained prompts, {whole:.0%} of all in this log"
-    return Onset(step, evidence + _length_while_evicting(run, evicted))
+    share_of_log = dropped.sum() / (dropped.sum() + prompts * len(dropped))
+    mean_at_onset = dropped.loc[step:].iloc[:LASTING].mean()
+    evidence = f"{keys.EVICTED} {mean_at_onset:.3g} a step beside {prompts} trained prompts"
+    return Onset(step, f"{evidence}, {share_of_log:.0%} of all in this log{_say_lengths(run, dropped)}")
 
 
-def evicted_shares(run: Run) -> pandas.Series:
-    """Returns which share of a step's prompts was dropped for its age, over as many steps as a state must last.
+def find_dropped_shares(run: Run) -> pandas.Series:
+    """Returns, by step, which share of the prompts was dropped for its age, over as many steps as a state must last.
 
-    Empty if the run does not say how many prompts a step trains.
+    It is empty if the run does not say how many prompts a step trains.
     """
     prompts = run.record.batch.prompts
     if not prompts:
         return pandas.Series(dtype=float)
-    # Groups grow old together, so that single steps drop many and others none.
-    evicted = evicted_by_step(run).rolling(LASTING, min_periods=1).mean()
-    return evicted / (evicted + prompts)
+    # Prompts grow old together, so that single steps drop many and others none.
+    dropped = evicted_by_step(run).rolling(LASTING, min_periods=1).mean()
+    return dropped / (dropped + prompts)
 
 
-def _length_while_evicting(run: Run, evicted: pandas.Series) -> str:
-    """Says how long the trained answers were in steps that dropped prompts and in the others; nothing if all did."""
+def _say_lengths(run: Run, dropped: pandas.Series) -> str:
+    """Says how long the trained answers were on average in steps that dropped prompts and in the others.
+
+    Args:
+        run: the run.
+        dropped: the number of dropped prompts by step, from `evicted_by_step`.
+
+    Returns:
+        The end of a sentence, which begins with a semicolon; empty unless the log has lengths of both kinds of steps.
+    """
     lengths = training_values(run, keys.LENGTH)
-    dropping = lengths[lengths.index.isin(evicted.index[evicted > 0])]
-    others = lengths[lengths.index.isin(evicted.index[evicted == 0])]
-    if dropping.empty or others.empty:
+    while_dropping = lengths[lengths.index.isin(dropped.index[dropped > 0])]
+    in_others = lengths[lengths.index.isin(dropped.index[dropped == 0])]
+    if while_dropping.empty or in_others.empty:
         return ""
-    return f"; {keys.LENGTH} {dropping.mean():.3g} in steps that drop some, {others.mean():.3g} in others"
+    return (
+        f"; {keys.LENGTH} {while_dropping.mean():.3g} in the steps that dropped prompts, {in_others.mean():.3g} in the "
+        "others"
+    )
 
 
-# The weights of samples that the trained policy itself drew have a mean of 1 and are worth all samples.
+# If the trained policy itself drew the samples, their weights have a mean of 1 and are worth all samples.
 WORTH_HALF = 0.5
 
 
@@ -732,30 +850,38 @@ WORTH_HALF = 0.5
     any_of=True,
 )
 def find_collapsed_weights(run: Run) -> Onset | None:
-    # Met while the weights have a mean of at most a half, or are worth at most half of the samples. The product of the
-    # ratios of a long answer is near 0 for most answers and huge for a few, which verl then cuts.
-    logged = {key: training_values(run, key) for key in (keys.WEIGHTS_MEAN, keys.WEIGHTS_SAMPLE_SIZE)}
-    weights = pandas.DataFrame({key: values for key, values in logged.items() if len(values)})
+    """The rule is met while the weights have a mean of at most a half, or are worth at most half of the samples.
+
+    The product of the ratios of a long answer is near 0 for most answers and huge for a few, which verl then cuts.
+    """
+    columns = {}
+    for key in (keys.WEIGHTS_MEAN, keys.WEIGHTS_SAMPLE_SIZE):
+        values = training_values(run, key)
+        if len(values):
+            columns[key] = values
+    weights = pandas.DataFrame(columns)
     if weights.empty:
         return None
     step = first_lasting_step((weights <= WORTH_HALF).any(axis=1))
-    return onset_at(step, lambda onset: ", ".join(f"{key} {value:.3g}" for key, value in weights.loc[onset].items()))
+    if step is None:
+        return None
+    return Onset(step, _list_values(weights.loc[step]))
 
 
-def truncations(run: Run) -> dict[str, str]:
-    """Returns, for each option that cuts the sampled distribution, the evidence with the value that would not."""
+def list_truncations(run: Run) -> dict[str, str]:
+    """Returns the settings that truncate sampling: from each setting with its value to the value that does not."""
     sampling = run.record.sampling
-    cuts: dict[str, str] = {}
+    truncations: dict[str, str] = {}
     if is_number(sampling.top_p) and sampling.top_p < 1:
-        cuts[f"{TOP_P} {sampling.top_p:g}"] = "top_p 1"
+        truncations[f"{TOP_P} {sampling.top_p:g}"] = "top_p 1"
     if isinstance(sampling.top_k, int) and sampling.top_k > 0:
-        cuts[f"{TOP_K} {sampling.top_k}"] = "top_k -1"
-    return cuts
+        truncations[f"{TOP_K} {sampling.top_k}"] = "top_k -1"
+    return truncations
 
 
 def sample_whole(run: Run) -> str:
     """Advises to sample from the whole distribution."""
-    return f"Sample with {' and '.join(truncations(run).values())}."
+    return f"Sample with {' and '.join(list_truncations(run).values())}."
 
 
 @rule(
@@ -767,30 +893,42 @@ def sample_whole(run: Run) -> str:
     voids=(MISMATCH,),
 )
 def find_truncated_sampling(run: Run) -> Onset | None:
-    # Met where the sampler leaves out tokens, while the loss's probabilities are those of the whole distribution.
-    cuts = truncations(run)
+    """The rule is met if the sampler leaves out tokens, while the loss's probabilities are over all of them."""
+    truncations = list_truncations(run)
     steps = run.log.index[run.log.index > 0]
-    if not cuts or not len(steps):
+    if not truncations or not len(steps):
         return None
-    return Onset(int(steps[0]), " and ".join(cuts))
+    return Onset(int(steps[0]), " and ".join(truncations))
 
 
 # --- Gradient, reward and answers ------------------------------------------------------------------------------------
 
-# A gradient norm explodes at this many times the median of all steps before, of which there are at least so many.
+# A gradient norm explodes if it exceeds the median of all steps before it this many times. There must be at least this
+# many steps before it.
 EXPLOSION = 100.0
 STEPS_BEFORE = 5
 
 
-@rule("gradient explosion", Kind.TREND, reads=(keys.GRADIENT_NORM,), link="docs/reading.md#rules", heuristic=True)
+@rule(
+    "gradient explosion",
+    Kind.TREND,
+    reads=(keys.GRADIENT_NORM,),
+    remedy="Lower actor.optim.lr.",
+    link="docs/reading.md#rules",
+    heuristic=True,
+)
 def find_gradient_explosion(run: Run) -> Onset | None:
-    """Lower actor.optim.lr."""
-    # Met by a step far above the median before: healthy runs of docs/results/small_runs.md stay below 20 times theirs.
+    """The rule is met by a step far above the median of the steps before it.
+
+    The healthy runs of docs/results/small_runs.md stay below 20 times this median.
+    """
     values = training_values(run, keys.GRADIENT_NORM)
-    before = values.expanding(STEPS_BEFORE).median().shift()
-    has_exploded = (before > 0) & (values > EXPLOSION * before)
-    step = has_exploded.idxmax() if has_exploded.any() else None
-    return onset_at(step, lambda onset: f"{keys.GRADIENT_NORM} {values[onset]:.3g}, median before {before[onset]:.3g}")
+    median_before = values.expanding(STEPS_BEFORE).median().shift()
+    has_exploded = (median_before > 0) & (values > EXPLOSION * median_before)
+    if not has_exploded.any():
+        return None
+    step = int(has_exploded.idxmax())
+    return Onset(step, f"{keys.GRADIENT_NORM} {values[step]:.3g}, median before {median_before[step]:.3g}")
 
 
 @rule(
@@ -802,22 +940,22 @@ def find_gradient_explosion(run: Run) -> Onset | None:
     heuristic=True,
 )
 def find_reward_collapse(run: Run) -> Onset | None:
-    # Met by a collapse as the report defines it.
+    """The rule is met by a collapse as the report defines it."""
     values = training_values(run, keys.REWARD)
     place = collapse(values.to_numpy())
     if place is None:
         return None
     step = int(values.index[place])
-    return Onset(step, _fall_of_reward(values, place, KEPT))
+    return Onset(step, _say_fall_of_reward(values, place, KEPT))
 
 
-def _fall_of_reward(values: pandas.Series, place: int, kept: float) -> str:
+def _say_fall_of_reward(values: pandas.Series, place: int, kept: float) -> str:
     """Returns the evidence of a fall: what the reward was before it, and from it on.
 
     Args:
         values: the reward by step.
         place: the place in `values` at which the level changed.
-        kept: the part of its best that the reward fell below.
+        kept: the part of its best below which the reward fell.
     """
     since = values.iloc[place : place + level_steps(len(values))]
     best = values.iloc[:place].max()
@@ -825,14 +963,14 @@ def _fall_of_reward(values: pandas.Series, place: int, kept: float) -> str:
     if values.min() < 0:
         return evidence
     evidence += say_when_halved(values, best, int(values.index[place]))
-    # Of a slow fall, the steps after its middle don't show how far it went.
+    # In a slow fall, the steps after its middle don't show how far it went.
     if since.mean() >= kept * best:
         lowest = values.iloc[place:].rolling(len(since)).mean().min()
         evidence += f", {lowest:.3g} at the lowest"
     return evidence
 
 
-# A level that ends below this part of its best has fallen; that of validations, which are fewer, may keep more.
+# A level that ends below this part of its best has fallen. For validations, which are fewer, the part is larger.
 KEPT_REWARD = 0.75
 KEPT_HELD_OUT = 0.9
 
@@ -845,8 +983,10 @@ KEPT_HELD_OUT = 0.9
     heuristic=True,
 )
 def find_reward_decline(run: Run) -> Onset | None:
-    # Met where the reward fell for good, though not far enough for a collapse, and a held-out score, if there is one,
-    # fell too.
+    """The rule is met if the reward fell for good, but not far enough for a collapse.
+
+    If there are held-out scores, one of them must have fallen too.
+    """
     values = training_values(run, keys.REWARD)
     rewards = values.to_numpy()
     place = collapse(rewards, KEPT_REWARD)
@@ -859,10 +999,10 @@ def find_reward_decline(run: Run) -> Onset | None:
     validations = {key: run.values(key) for key in fnmatch.filter(run.log, keys.VALIDATIONS)}
     validated = {key: scores for key, scores in validations.items() if len(scores) > 1}
     fallen = [key for key, scores in validated.items() if scores.iloc[-1] < KEPT_HELD_OUT * scores.max()]
-    # Of harder prompts, say, only the training reward falls.
+    # If, for example, the prompts grow harder, only the training reward falls.
     if validated and not fallen:
         return None
-    evidence = f"{_fall_of_reward(values, place, KEPT_REWARD)}, {last_level(rewards):.3g} at the end"
+    evidence = f"{_say_fall_of_reward(values, place, KEPT_REWARD)}, {last_level(rewards):.3g} at the end"
     if fallen:
         scores = validated[fallen[0]]
         best_step = scores.idxmax()
@@ -870,8 +1010,8 @@ def find_reward_decline(run: Run) -> Onset | None:
     return Onset(int(values.index[place]), evidence)
 
 
-# The share of cut answers from which they are a finding.
-ARE_CUT = 0.25
+# From this share on, cut answers are a finding.
+LEAST_CUT_SHARE = 0.25
 # Answers of fewer tokens than this may all be equally long without a limit.
 LEAST_LIMIT = 64
 
@@ -881,29 +1021,29 @@ LEAST_LIMIT = 64
     Kind.TREND,
     reads=(keys.CUT,),
     instead=(keys.AS_LONG_AS_LONGEST, keys.LONGEST),
+    remedy="Raise data.max_response_length.",
     link="docs/reading.md#health",
     heuristic=True,
 )
 def find_cut_responses(run: Run) -> Onset | None:
-    """Raise data.max_response_length."""
-    # Met while ARE_CUT of the answers or more end because they are as long as they may be.
+    """The rule is met while at least LEAST_CUT_SHARE of the answers end because they are as long as they may be."""
     key = keys.CUT
     values = training_values(run, key)
     if values.empty:
-        # Without the plugin, verl's count of responses as long as the batch's longest serves, in steps whose longest
-        # response is as long as it may be.
+        # Without the plugin, this takes verl's share of responses as long as the batch's longest one. It counts in
+        # steps whose longest response is as long as it may be.
         key = keys.AS_LONG_AS_LONGEST
         longest = training_values(run, keys.LONGEST)
-        limit = response_limit(run)
         values = training_values(run, key)
-        values = values.where(longest.reindex(values.index) >= limit, 0.0)
-    return onset_at(
-        first_lasting_step(values >= ARE_CUT), lambda onset: f"{key} {values[onset]:.3g}, at most {values.max():.3g}"
-    )
+        values = values.where(longest.reindex(values.index) >= find_response_limit(run), 0.0)
+    step = first_lasting_step(values >= LEAST_CUT_SHARE)
+    if step is None:
+        return None
+    return Onset(step, f"{key} {values[step]:.3g}, at most {values.max():.3g}")
 
 
-def response_limit(run: Run) -> float:
-    """Returns the most tokens of a response, by the configuration or by the log; infinity if neither tells them."""
+def find_response_limit(run: Run) -> float:
+    """Returns the most tokens that a response may have, from the configuration or the log; infinity if unknown."""
     limit = run.record.limits.response
     if isinstance(limit, int):
         return limit
@@ -912,8 +1052,8 @@ def response_limit(run: Run) -> float:
     return float(longest) if longest >= LEAST_LIMIT else numpy.inf
 
 
-# Trained answers are short if they have less than this part of the tokens for each character that validation writes, as
-# compared with the first validation.
+# A trained answer has some number of tokens for each character of an answer in validation. Trained answers are short if
+# this number is below this part of what it was around the first validation.
 KEPT_LENGTH = 0.8
 FEWEST_VALIDATIONS = 3
 
@@ -922,33 +1062,44 @@ FEWEST_VALIDATIONS = 3
     "trained answers grow shorter than validation's",
     reads=(keys.LENGTH, VALIDATION_FOLDER),
     about=(VALIDATION_FOLDER,),
+    remedy=(
+        "Find out what drops long answers between sampling and training: training/off_policy/evicted_samples, "
+        "rejection, failed rollouts, or a limit of time."
+    ),
     link="docs/scopes.md#stale-samples",
     heuristic=True,
 )
 def find_short_training(run: Run) -> Onset | None:
-    """Find out what drops long answers between sampling and training: training/off_policy/evicted_samples, rejection,
-    failed rollouts, or a limit of time.
+    """The rule is met from a validation on after which trained answers stay short beside what the policy writes there.
+
+    Characters are not tokens, but the number of characters of a token hardly changes in a run.
     """
-    # Met from a validation on after which trained answers stay short beside what the policy writes there. Characters
-    # are not tokens, but how many characters a token has hardly changes in a run.
-    written = {validation.step: validation.length for validation in run.held_out if numpy.isfinite(validation.length)}
+    characters = {reward.step: reward.length for reward in run.held_out if numpy.isfinite(reward.length)}
     lengths = training_values(run, keys.LENGTH)
-    if len(written) < FEWEST_VALIDATIONS or len(lengths) < LASTING:
+    if len(characters) < FEWEST_VALIDATIONS or len(lengths) < LASTING:
         return None
-    around = {step: _length_around(lengths, step) for step in written}
-    first = min(written)
-    kept = pandas.Series({step: around[step] / around[first] * written[first] / written[step] for step in written})
-    short = kept.sort_index() < KEPT_LENGTH
-    stays_short = short[::-1].cummin()[::-1]
+    tokens = {step: _find_length_around(lengths, step) for step in characters}
+    first = min(characters)
+    kept = {step: tokens[step] / tokens[first] * characters[first] / characters[step] for step in characters}
+    is_short = pandas.Series(kept).sort_index() < KEPT_LENGTH
+    stays_short = is_short[::-1].cummin()[::-1]
     if stays_short.sum() < 2:
         return None
     onset = int(stays_short.idxmax())
-    wrote = f"validation's answers {written[onset]:.4g} characters, {written[first]:.4g} in step {first}"
-    return Onset(onset, f"{keys.LENGTH} {around[onset]:.4g}, {around[first]:.4g} around step {first}; {wrote}")
+    return Onset(
+        onset,
+        f"{keys.LENGTH} {tokens[onset]:.4g}, {tokens[first]:.4g} around step {first}; validation's answers "
+        f"{characters[onset]:.4g} characters, {characters[first]:.4g} in step {first}",
+    )
 
 
-def _length_around(lengths: pandas.Series, step: int) -> float:
-    """Returns the mean length of trained answers in the steps that are nearest to a validation."""
+def _find_length_around(lengths: pandas.Series, step: int) -> float:
+    """Returns the mean length of trained answers in the steps that are nearest to a validation.
+
+    Args:
+        lengths: the mean length by step, of at least LASTING steps.
+        step: the step of the validation.
+    """
     place = int(numpy.searchsorted(lengths.index, step))
     begin = min(max(0, place - LASTING // 2), len(lengths) - LASTING)
     return float(lengths.iloc[begin : begin + LASTING].mean())
@@ -965,8 +1116,8 @@ rule_of_limit(
     voids=(NO_SIGNAL, FEW_TEACH),
 )
 
-# The training reward rises if its mean grows by this many standard errors.
-RISES = 2
+# The training reward rises if its mean grows by more than this many standard errors.
+LEAST_RISE = 2
 
 
 @rule(
@@ -978,8 +1129,11 @@ RISES = 2
     voids=ADVICE_ON_TRAINING,
 )
 def find_held_out_fall(run: Run) -> Onset | None:
-    # Met by a validation whose score falls like a collapse, while the training reward is higher than around its best.
-    # docs/dev/diagnosis_evidence.md counts the false alarms on made-up logs.
+    """The rule is met by a validation whose score falls like a collapse, while the training reward is higher than it
+    was around the validation's best score.
+
+    docs/dev/diagnosis_evidence.md counts the false alarms on made-up logs.
+    """
     reward = training_values(run, keys.REWARD)
     for key in fnmatch.filter(run.log, keys.VALIDATIONS):
         scores = run.values(key)
@@ -990,13 +1144,14 @@ def find_held_out_fall(run: Run) -> Onset | None:
         best = scores[best_step]
         since_fall = scores.iloc[place:]
         low = since_fall[since_fall < KEPT_HELD_OUT * best]
-        # The means over some validations fell: no single one of them need be low.
+        # The mean over some validations fell. None of them need be low by itself.
         if low.empty:
             continue
         fell_at = int(low.index[0])
-        around_best = _steps_around(reward.loc[: fell_at - 1], best_step, len(reward))
+        around_best = _select_steps_around(reward.loc[: fell_at - 1], best_step, len(reward))
         since = reward.loc[fell_at:]
-        if since.mean() - around_best.mean() > RISES * _error_of_difference(reward, len(around_best), len(since)):
+        error = _estimate_error_of_difference(reward, len(around_best), len(since))
+        if since.mean() - around_best.mean() > LEAST_RISE * error:
             evidence = (
                 f"{key} {low.iloc[0]:.3g}, in step {best_step} {best:.3g}; {keys.REWARD} on average "
                 f"{around_best.mean():.3g} in steps {around_best.index[0]} to {around_best.index[-1]}, "
@@ -1006,15 +1161,15 @@ def find_held_out_fall(run: Run) -> Onset | None:
     return None
 
 
-def _steps_around(values: pandas.Series, step: int, log_steps: int) -> pandas.Series:
+def _select_steps_around(values: pandas.Series, step: int, log_steps: int) -> pandas.Series:
     """Returns the values of as many steps around a step as a level is taken over.
 
-    A mean from the first step on would have the climb of the start in it.
+    A mean from the first step on would contain the rise at the beginning of the training.
 
     Args:
         values: a metric by step.
-        step: the step in the middle, if there are as many before and after it.
-        log_steps: how many steps the whole log has, of which a level is a part.
+        step: the step in the middle, if there are enough steps before it.
+        log_steps: how many steps the whole log has; a level is taken over a part of them.
     """
     width = max(LASTING, log_steps // PART)
     middle = values.index.searchsorted(step)
@@ -1022,12 +1177,12 @@ def _steps_around(values: pandas.Series, step: int, log_steps: int) -> pandas.Se
     return values.iloc[begin : begin + width]
 
 
-def _error_of_difference(values: pandas.Series, first_steps: int, second_steps: int) -> float:
+def _estimate_error_of_difference(values: pandas.Series, first_steps: int, second_steps: int) -> float:
     """Returns the standard error of the difference of two means over steps, from how much neighbouring steps differ.
 
     Args:
         values: a metric by step.
-        first_steps, second_steps: over how many of its steps each mean is taken.
+        first_steps, second_steps: the number of steps over which each mean is taken.
     """
     deviation = values.diff().std() / 2**0.5
     return deviation * (1 / max(first_steps, 1) + 1 / max(second_steps, 1)) ** 0.5
