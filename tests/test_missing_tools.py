@@ -151,6 +151,13 @@ assert len(METHODS) >= 8 and all(callable(get_policy_loss_fn(f"clipx_{name}")) f
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["worker.training_worker", "worker.tracer", "trainer.log", "trainer.watch"])
+def test_training_needs_no_tool_that_verl_does_not_bring(tmp_path, module):
+    done = python_without(NOT_OF_VERL, tmp_path, "-c", f"import verl_clipx.training.{module}")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_reward_of_mathematics_names_the_extra(tmp_path):
     program = "from verl_clipx.papers.tasks.reward import compute_score; compute_score('math', r'\\boxed{1}', '\"1\"')"
     done = python_without(NOT_OF_VERL, tmp_path, "-c", program)

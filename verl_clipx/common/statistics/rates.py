@@ -1,7 +1,5 @@
 """The exact comparison of two rates of counted events."""
 
-from scipy.stats import binom
-
 
 def chance_of_as_many(count: float, trials: float, other_count: float, other_trials: float) -> float:
     """Returns the probability of at least so many events at another sample's rate: the exact conditional test.
@@ -13,6 +11,9 @@ def chance_of_as_many(count: float, trials: float, other_count: float, other_tri
         count, trials: events and trials of the first sample. Counts of events are rounded to whole numbers.
         other_count, other_trials: those of the other sample.
     """
+    # Imported here, because a training imports this module, and verl does not bring scipy.
+    from scipy.stats import binom
+
     events = round(count)
     if not events or not trials:
         return 1.0
