@@ -130,7 +130,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Check whether a run would work here. The exit code is 1 if it would fail."""
-    from verl_clipx.training.doctor import GPU_CHECKS, IN_A_JOB, examine, lines_of
+    from verl_clipx.training.doctor import GPU_CHECKS, IN_A_JOB, examine, format_group
 
     colours, groups = {"ok": "green", "warning": "yellow", "error": "red"}, []
     with messages_console().status("looking at versions") as status:
@@ -141,7 +141,7 @@ def doctor(
         print_json(findings=[{"group": group, **asdict(part)} for group, findings in groups for part in findings])
     else:
         for group, findings in groups:
-            for level, line in lines_of(group, findings, verbose=verbose):
+            for level, line in format_group(group, findings, verbose=verbose):
                 console.print(f"[{colours[level]}]{level:8}[/]{escape(line)}", soft_wrap=True)
         print_plain(GPU_CHECKS)
         print_plain(IN_A_JOB)

@@ -3,6 +3,8 @@ check inside a Ray worker (it runs the code of the one in a fresh interpreter).
 """
 
 import importlib.util
+import re
+from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
@@ -12,17 +14,19 @@ from verl_clipx.cli import app
 from verl_clipx.common.verl_version import VERL_RANGE
 from verl_clipx.training import doctor
 
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
 
 def test_a_version_outside_the_tested_range_says_what_to_do(monkeypatch):
-    fine = doctor.in_range("verl", VERL_RANGE, "error")
+    fine = doctor.check_distribution("verl", VERL_RANGE, "error")
     assert (fine.level, fine.advice) == ("ok", "")
-    wrong = doctor.in_range("verl", SpecifierSet("<0.9"), "error")
+    wrong = doctor.check_distribution("verl", SpecifierSet("<0.9"), "error")
     assert wrong.level == "error" and "pip install 'verl<0.9'" in wrong.advice
-    missing = doctor.in_range("no-such-distribution", SpecifierSet(">=1"), "warning")
+    missing = doctor.check_distribution("no-such-distribution", SpecifierSet(">=1"), "warning")
     assert (missing.level, missing.found) == ("warning", "not installed")
     # A local version counts as its public one.
     monkeypatch.setattr(doctor, "installed_version", lambda _: "2.13.0+cpu")
-    assert doctor.in_range("torch", SpecifierSet("==2.13.0"), "warning").level == "ok"
+    assert doctor.check_distribution("torch", SpecifierSet("==2.13.0"), "warning").level == "ok"
     # Who tested which combination.
     monkeypatch.setattr(doctor, "installed_version", lambda _: "0.0.1")
     for has_gpu, name, advice in (
@@ -32,9 +36,26 @@ def test_a_version_outside_the_tested_range_says_what_to_do(monkeypatch):
         assert advice in [finding.advice for finding in doctor.check_versions(has_gpu) if finding.subject == name]
 
 
-@pytest.mark.parametrize(("module", "level"), [("scipy", "warning"), ("uvicorn", "error")])
+def test_a_package_of_every_run_that_is_missing_is_an_error_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None if name in ("transformers", "vllm") else "0.0.1")
+    findings = {finding.subject: finding for finding in doctor.check_versions(has_gpu=True)}
+    assert findings["transformers"].level == "error"
+    assert findings["transformers"].advice.startswith("pip install transformers==5.9.0; ")
+    # A run may have another server than vLLM, and another version may work.
+    assert findings["vllm"].level == "warning" and findings["torch"].level == "warning"
+
+
+def test_the_versions_of_python_are_those_of_the_package():
+    # tomllib is not in Python 3.10.
+    (declared,) = re.findall(r'^requires-python = "(.+)"$', PROJECT.read_text(), re.MULTILINE)
+    assert SpecifierSet(declared) == doctor.PYTHON_RANGE
+
+
+@pytest.mark.parametrize(
+    ("module", "level"), [("scipy", "warning"), ("pandas", "error"), ("pyarrow", "error"), ("uvicorn", "error")]
+)
 def test_a_missing_package_has_the_command_that_installs_it(monkeypatch, module, level):
-    assert [finding.level for finding in doctor.check_extras(has_gpu=False)] == ["ok", "ok"]
+    assert [finding.level for finding in doctor.check_extras(has_gpu=False)] == ["ok", "ok", "ok"]
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     (wrong,) = [finding for finding in doctor.check_extras(has_gpu=False) if finding.level != "ok"]

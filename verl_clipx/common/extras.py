@@ -11,6 +11,9 @@ OF_RUNS = {name: name for name in ("jinja2", "matplotlib", "pandas", "pyarrow", 
 OF_PAPERS = {"datasets": "datasets", "math_verify": "math-verify", "pebble": "pebble"}
 TOOLS = OF_RUNS | OF_PAPERS
 
+# Those that training imports: pandas in the trainer's process, pyarrow in the worker. verl requires both.
+OF_TRAINING = {name: name for name in ("pandas", "pyarrow")}
+
 # What verl imports in its v1 trainer and its rollout servers without requiring it.
 FOR_CPU = {name: name for name in ("cachetools", "fastapi", "uvicorn")} | {"transfer_queue": "TransferQueue"}
 

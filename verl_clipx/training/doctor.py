@@ -1,7 +1,8 @@
-"""Checks of an environment: what is installed, whether the plugin works, and what to do if something does not."""
+"""Checks an environment: what is installed, whether the plugin works, and what to do if something does not."""
 
 import importlib.util
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from verl_clipx.common.extras import FOR_CPU, TOOLS, needs_tool, pip_command
+from verl_clipx.common.extras import FOR_CPU, OF_TRAINING, TOOLS, needs_tool, pip_command
 from verl_clipx.common.verl_version import installed_version, unsuitable_verl, untested_verl, verl_version
 from verl_clipx.run.keys import LOSS_MODE
 
@@ -24,8 +25,8 @@ PYTHON_RANGE = SpecifierSet(">=3.10,<3.13")
 
 TESTED_HERE = "verl-clipx's own tests run on a CPU with"
 TESTED_BY_VERL = "verl tests its GPU environment with this"
-INSTALL_THIS = "from a clone of it: pip install --no-deps ."
-# By extra: who tested which versions together.
+INSTALL_THIS = "in a clone of verl-clipx: pip install --no-deps ."
+# From an extra of this package to who tested which versions together.
 COMBINATIONS = {
     "cpu": (TESTED_HERE, {"torch": "==2.13.0", "transformers": ">=5.9,<5.11"}),
     "gpu": (
@@ -33,15 +34,21 @@ COMBINATIONS = {
         {"torch": "==2.11.0", "vllm": "==0.24.0", "transformers": "==5.9.0", "flash-attn": "==2.8.3"},
     ),
 }
+# Packages of these combinations without which no run works.
+NEEDED_BY_EVERY_RUN = ("torch", "transformers")
+# Packages that every run needs and of which any version will do.
+WITHOUT_RANGE = ("ray", "TransferQueue", "tensordict", "hydra-core")
+ANY_VERSION = SpecifierSet()
+
 GPU_CHECKS = "To check losses and updates on GPUs, in a checkout: bash scripts/gpu.sh"
 
-# Here it is known what this environment has, and not what the processes of a job on other machines have.
+# The doctor knows only this environment, not those of a job's processes on other machines.
 IN_A_JOB = (
     "To see it in a running job: the driver's output has a line that begins with 'clipx: clipx_', and then 'receipt: ' "
     "from the workers; with Ray's jobs, ray job logs ID | grep -a -e 'clipx: clipx_' -e 'receipt: '"
 )
 
-# How many letters of what is fine in a group the short report shows.
+# The most characters of a group's ok findings that the short report shows.
 WIDTH = 100
 
 REGISTERED = """
@@ -88,42 +95,62 @@ class Finding:
     advice: str = ""
 
 
-def lines_of(group: str, findings: list[Finding], *, verbose: bool) -> Iterator[tuple[Level, str]]:
-    """Yields a group's lines: one for all that is fine (each, if `verbose`), and one for each other finding."""
-    fine = [part for part in findings if part.level == "ok"]
-    lines = [f"{part.subject}: {part.found}" for part in fine]
-    if fine and not verbose:
-        # A check that is a group by itself has its name.
-        whole = ", ".join(part.found if part.subject == group else f"{part.subject} {part.found}" for part in fine)
-        lines = [f"{group}: {textwrap.shorten(whole, WIDTH, placeholder=' …')}"]
-    yield from (("ok", line) for line in lines)
-    for part in findings:
-        if part.level != "ok":
-            yield part.level, f"{part.subject}: {part.found}; {part.advice}"
+def format_group(group: str, findings: list[Finding], *, verbose: bool) -> Iterator[tuple[Level, str]]:
+    """Yield the level and the text of each line of a group of findings.
+
+    All ok findings share one line, or have a line each if `verbose`. Each other finding has a line of its own.
+    """
+    ok_findings = [finding for finding in findings if finding.level == "ok"]
+    if verbose:
+        for finding in ok_findings:
+            yield "ok", f"{finding.subject}: {finding.found}"
+    elif ok_findings:
+        texts = []
+        for finding in ok_findings:
+            # A group with a single kind of check, such as "Hydra groups", has the name of that check.
+            is_named_by_group = finding.subject == group
+            texts.append(finding.found if is_named_by_group else f"{finding.subject} {finding.found}")
+        summary = textwrap.shorten(", ".join(texts), WIDTH, placeholder=" …")
+        yield "ok", f"{group}: {summary}"
+    for finding in findings:
+        if finding.level != "ok":
+            yield finding.level, f"{finding.subject}: {finding.found}; {finding.advice}"
 
 
 def check_versions(has_gpu: bool) -> list[Finding]:
-    """Checks the versions of Python, of verl, and of the combination that verl (GPU) or this project (CPU) tests."""
-    python = ".".join(map(str, sys.version_info[:3]))
-    findings = [
-        Finding("ok", "Python", python)
-        if python in PYTHON_RANGE
-        else Finding("error", "Python", python, f"use Python {PYTHON_RANGE}"),
-        check_verl(),
-    ]
+    """Check the versions of Python, verl and the packages that were tested together, and find missing packages.
+
+    With a GPU, these are the versions that verl tests together; without one, those that this project tests.
+    """
+    findings = [check_python(), check_verl()]
     extra = "gpu" if has_gpu else "cpu"
-    by_whom, combination = COMBINATIONS[extra]
-    for distribution, tested in combination.items():
-        install = "" if installed_version(distribution) else f"{pip_command([repr(distribution + tested)])}; "
-        advice = f"{install}{by_whom}: {distribution}{tested}"
-        findings.append(in_range(distribution, SpecifierSet(tested), "warning", advice))
-    for distribution in ("ray", "TransferQueue", "tensordict", "hydra-core"):
-        findings.append(in_range(distribution, SpecifierSet(), "error"))
-    return [*findings, in_range("verl-clipx", SpecifierSet(), "error", INSTALL_THIS)]
+    tested_by, tested_versions = COMBINATIONS[extra]
+    for distribution, tested in tested_versions.items():
+        level = "warning"
+        advice = f"{tested_by}: {distribution}{tested}"
+        if installed_version(distribution) is None:
+            # Quoted, because a shell would take > for a redirection.
+            requirement = shlex.quote(distribution + tested)
+            advice = f"{pip_command([requirement])}; {advice}"
+            if distribution in NEEDED_BY_EVERY_RUN:
+                level = "error"
+        findings.append(check_distribution(distribution, SpecifierSet(tested), level, advice))
+    for distribution in WITHOUT_RANGE:
+        findings.append(check_distribution(distribution, ANY_VERSION, "error"))
+    findings.append(check_distribution("verl-clipx", ANY_VERSION, "error", INSTALL_THIS))
+    return findings
+
+
+def check_python() -> Finding:
+    """Check whether this project supports the version of Python."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if version in PYTHON_RANGE:
+        return Finding("ok", "Python", version)
+    return Finding("error", "Python", version, f"use Python {PYTHON_RANGE}")
 
 
 def check_verl() -> Finding:
-    """Checks whether the plugin extends the verl that is here, and whether its tests ran on it."""
+    """Check whether the plugin extends the installed verl, and whether the plugin's tests ran on that version."""
     version = verl_version() or "not installed"
     unsuitable = unsuitable_verl()
     if unsuitable is not None:
@@ -134,8 +161,15 @@ def check_verl() -> Finding:
     return Finding("ok", "verl", version)
 
 
-def in_range(distribution: str, tested: SpecifierSet, level: Level, advice: str = "") -> Finding:
-    """Checks whether a distribution is installed in a tested version; without `advice` it is pip's command."""
+def check_distribution(distribution: str, tested: SpecifierSet, level: Level, advice: str = "") -> Finding:
+    """Check whether a distribution is installed in a tested version.
+
+    Args:
+        distribution: its name for pip.
+        tested: the tested versions.
+        level: of the finding if it is not.
+        advice: what to do then; empty: pip's command.
+    """
     version = installed_version(distribution)
     if version is not None and tested.contains(Version(version).public, prereleases=True):
         return Finding("ok", distribution, version)
@@ -143,11 +177,15 @@ def in_range(distribution: str, tested: SpecifierSet, level: Level, advice: str 
 
 
 def run_python(code: str, seconds: int) -> tuple[str, str]:
-    """Runs code in a fresh interpreter outside the checkout, as a Ray worker or a user's launch would.
+    """Run code in a fresh interpreter outside the checkout, as a Ray worker or a user's launch would.
+
+    Args:
+        code: a Python program.
+        seconds: after how many seconds the interpreter is ended.
 
     Returns:
-        Standard output, and what went wrong: the last lines of standard error, and how the interpreter ended where
-        these lines don't tell it. Empty only if the exit code is 0.
+        The standard output; and what went wrong, which is empty only if the exit code is 0: the last lines of the
+        standard error and, if these lines do not say it, how the interpreter ended.
     """
     with tempfile.TemporaryDirectory() as elsewhere:
         try:
@@ -166,7 +204,11 @@ def run_python(code: str, seconds: int) -> tuple[str, str]:
 
 
 def describe_exit(code: int) -> str:
-    """Returns how a Python process ended, by its exit code other than 0; a negative one is that of a signal."""
+    """Return how a Python process ended, by its exit code.
+
+    Args:
+        code: not 0. A negative one is that of a signal.
+    """
     if code > 0:
         return f"Python ended with exit code {code} and printed no error"
     try:
@@ -177,7 +219,14 @@ def describe_exit(code: int) -> str:
 
 
 def check_packages(subject: str, needed: Mapping[str, str], level: Level, advice: str = "") -> Finding:
-    """Checks whether modules can be imported, by a mapping from each to the distribution that has it."""
+    """Check whether modules can be imported.
+
+    Args:
+        subject: what the finding is about.
+        needed: from the name of a module to the distribution that contains it.
+        level: of the finding if a module is missing.
+        advice: stands before pip's command.
+    """
     missing = [distribution for module, distribution in needed.items() if importlib.util.find_spec(module) is None]
     if missing:
         return Finding(level, subject, f"no {', '.join(missing)}", f"{advice}{pip_command(missing)}")
@@ -185,24 +234,33 @@ def check_packages(subject: str, needed: Mapping[str, str], level: Level, advice
 
 
 def check_extras(has_gpu: bool) -> list[Finding]:
-    """Checks the packages that only the tools around the losses need, and those of runs without a GPU."""
-    advice = "training needs them only for rewards of mathematics; for the other commands: "
-    tools = check_packages("tools", TOOLS, "warning", advice)
-    if has_gpu:
-        return [tools]
-    return [tools, check_packages("packages of CPU runs", FOR_CPU, "error")]
+    """Check the packages that every run needs, those of the commands, and without a GPU those of CPU runs."""
+    only_commands = {module: name for module, name in TOOLS.items() if module not in OF_TRAINING}
+    advice = "training needs them only for the rewards of mathematics. To use those and all commands: "
+    findings = [
+        check_packages("packages of training", OF_TRAINING, "error"),
+        check_packages("tools", only_commands, "warning", advice),
+    ]
+    if not has_gpu:
+        findings.append(check_packages("packages of CPU runs", FOR_CPU, "error"))
+    return findings
 
 
 def check_registration(where: str, output: str, error: str) -> list[Finding]:
-    """Checks, by what `run_python` returns of `REGISTERED`, whether losses and training worker are registered there."""
+    """Check whether the losses and the training worker are registered in an interpreter.
+
+    Args:
+        where: names the interpreter, such as "in a Ray worker".
+        output, error: what `run_python` returned for `REGISTERED` followed by `HERE` or `IN_RAY`.
+    """
     lines = dict(line.split(" ", 1) for line in output.splitlines() if line.startswith(("LOSSES ", "WORKER ")))
     losses = lines.get("LOSSES", "").split()
     worker = lines.get("WORKER", "").split()
-    policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
+    chosen_plugins = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
     if not losses:
         advice = error or (
-            f"verl did not load the clipx plugin. VERL_USE_EXTERNAL_PLUGINS is {policy!r}; it must be auto or contain "
-            f"clipx, and verl-clipx must be installed in this environment, {INSTALL_THIS}"
+            f"verl did not load the clipx plugin. VERL_USE_EXTERNAL_PLUGINS is {chosen_plugins!r}; it must be auto or "
+            f"contain clipx, and verl-clipx must be installed in this environment; {INSTALL_THIS}"
         )
         return [Finding("error", f"losses {where}", "not registered", advice)]
     registered = Finding("ok", f"losses {where}", f"{len(losses)} registered: {', '.join(losses)}")
@@ -215,31 +273,40 @@ def check_registration(where: str, output: str, error: str) -> list[Finding]:
 
 
 def check_hydra(output: str, error: str) -> Finding:
-    """Checks, by what `run_python` returns of `HERE`, whether verl's own configuration finds the plugin's groups."""
+    """Check whether verl's own configuration finds the plugin's groups.
+
+    Args:
+        output, error: what `run_python` returned for `REGISTERED` followed by `HERE`.
+    """
     if "COMPOSED clipx_acpo 2" in output:
         return Finding("ok", "Hydra groups", "+clipx=acpo composes with verl's ppo_trainer")
     return Finding("error", "Hydra groups", "+clipx=acpo does not compose", error or output or "reinstall verl-clipx")
 
 
 def check_accelerators() -> list[Finding]:
-    """Reports the torch build and the GPUs."""
+    """Report the build of torch and the GPUs."""
     if importlib.util.find_spec("torch") is None:
         return [Finding("error", "torch build", "not installed", needs_tool("every run", "torch"))]
     import torch
 
-    build = Finding("ok", "torch build", f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}")
-    gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    advice = "without a GPU, runs need VERL_PLATFORM=cpu and +hardware=cpu; on a GPU machine, a torch for its CUDA"
-    return [build] + (
-        [Finding("ok", f"GPU {k}", f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB") for k, gpu in enumerate(gpus)]
-        or [Finding("warning", "GPUs", "none", advice)]
-    )
+    findings = [Finding("ok", "torch build", f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}")]
+    for number in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(number)
+        findings.append(Finding("ok", f"GPU {number}", f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"))
+    if torch.cuda.device_count() == 0:
+        advice = "without a GPU, runs need VERL_PLATFORM=cpu and +hardware=cpu; on a GPU machine, a torch for its CUDA"
+        findings.append(Finding("warning", "GPUs", "none", advice))
+    return findings
 
 
 def examine(*, ray: bool) -> Iterator[tuple[str, list[Finding]]]:
-    """Runs the checks; yields each group's name and findings at once, so that progress can be shown.
+    """Run the checks; yield each group's name and findings as soon as they are known, so that progress can be shown.
 
-    Beside a verl that the plugin does not extend, nothing is registered or composed: that one error is the answer.
+    If the plugin does not extend the installed verl, the checks of registration and composition are left out, because
+    they could only fail.
+
+    Args:
+        ray: whether to check inside a Ray worker too, which starts a small cluster.
     """
     accelerators = check_accelerators()
     has_gpu = any(finding.subject.startswith("GPU ") for finding in accelerators)
@@ -247,8 +314,9 @@ def examine(*, ray: bool) -> Iterator[tuple[str, list[Finding]]]:
     yield "accelerators", accelerators
     if unsuitable_verl():
         return
-    fresh = run_python(REGISTERED + HERE, 300)
-    yield "Hydra groups", [check_hydra(*fresh)]
-    yield "losses in a fresh interpreter", check_registration("in a fresh interpreter", *fresh)
+    result_here = run_python(REGISTERED + HERE, 300)
+    yield "Hydra groups", [check_hydra(*result_here)]
+    yield "losses in a fresh interpreter", check_registration("in a fresh interpreter", *result_here)
     if ray:
-        yield "losses in a Ray worker", check_registration("in a Ray worker", *run_python(REGISTERED + IN_RAY, 300))
+        result_in_ray = run_python(REGISTERED + IN_RAY, 300)
+        yield "losses in a Ray worker", check_registration("in a Ray worker", *result_in_ray)
