@@ -106,7 +106,7 @@ async def test_sleep_suspends_old_and_new_requests_until_the_cache_is_woken(conf
     late = asyncio.create_task(ask(server, "late"))
     await server.wake_up(tags=["weights"])
     await asyncio.sleep(0.05)
-    assert not task.done() and list(server._answers)[1].token_ids == []
+    assert not task.done() and list(server._completions)[1].token_ids == []
     await server.wake_up(tags=["kv_cache"])
     assert (await task).token_ids == undisturbed.token_ids and (await late).stop_reason == "completed"
     await server.sleep()
@@ -146,7 +146,7 @@ async def test_a_server_without_weights_says_so_and_learns_them(configured):
 async def test_no_token_is_generated_from_half_an_update(configured):
     server = await started(configured())
     task = await underway(server, **ENDLESS)
-    request = next(iter(server._answers))
+    request = next(iter(server._completions))
     *first, last = pack_weights(random_policy(1).named_parameters(), max_bytes=50_000)
     for message in first:
         await server.load_weights(message, last=False, global_steps=1)
@@ -174,6 +174,27 @@ async def test_a_crash_while_generating_reaches_everyone_who_waits(configured):
     assert "ArithmeticError: out of numbers" in str(failures[0]) and "explode" in str(failures[0])
     with pytest.raises(RuntimeError, match="out of numbers"):
         await ask(server)
+    # Those requests have ended already.
+    assert await server.abort_all_requests() == {"aborted_count": 0, "request_ids": []}
+
+
+@pytest.mark.parametrize("is_unknown", [True, False])
+@in_a_loop
+async def test_a_failed_update_reaches_everyone_who_waits(configured, is_unknown):
+    server = await started(configured())
+    running = await underway(server, "running", **ENDLESS)
+    (message,) = pack_weights(random_policy(1).named_parameters(), max_bytes=1 << 30)
+    norm = message.pop("model.norm.weight")
+    if is_unknown:
+        message["no.such.weight"] = norm
+    server._admits_requests.clear()
+    parked = asyncio.create_task(ask(server, "parked"))
+    await asyncio.sleep(0)
+    with pytest.raises(KeyError if is_unknown else RuntimeError):
+        await server.load_weights(message, last=True, global_steps=1)
+    for task in (running, parked, asyncio.create_task(ask(server, "late"))):
+        with pytest.raises(RuntimeError, match=r"no\.such\.weight" if is_unknown else r"lacks model\.norm\.weight"):
+            await asyncio.wait_for(task, 10)
 
 
 def answers(server: CPUServer, names: list[str], **parameters) -> list[list[int]]:
