@@ -23,29 +23,30 @@ SIZES: dict[Split, int] = {"train": 4096, "test": 256}
 
 
 def build_prompt(numbers: Sequence[int], target: int, template: str = COMPACT) -> Messages:
-    """Return the chat messages of one problem, in the compact template such as "2 3 5 = 16"."""
-    shown = " ".join(map(str, numbers)) if template == COMPACT else list(map(int, numbers))
+    """Return the chat messages of one problem. The compact template gives a text such as "2 3 5 = 16"."""
+    shown = " ".join(map(str, numbers)) if template == COMPACT else list(numbers)
     return template_named(template).render(numbers=shown, target=target)
 
 
-def build_row(numbers: Sequence[int], target: int, extra_info: dict[str, Any], prompt: str = COMPACT) -> Row:
+def build_row(numbers: Sequence[int], target: int, extra_info: dict[str, Any], template: str = COMPACT) -> Row:
     """Return the row of one problem, with the columns that verl's RLHFDataset and reward managers read."""
-    truth = encode_ground_truth({"numbers": list(map(int, numbers)), "target": target})
+    truth = encode_ground_truth({"numbers": list(numbers), "target": target})
     return {
-        "data_source": BOXED_DATA_SOURCE if prompt == BOXED else "countdown",
-        "prompt": build_prompt(numbers, target, prompt),
+        "data_source": BOXED_DATA_SOURCE if template == BOXED else "countdown",
+        "prompt": build_prompt(numbers, target, template),
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": extra_info,
     }
 
 
-def build_rows(problems: Sequence[Problem], split: Split, prompt: str = COMPACT) -> list[Row]:
+def build_rows(problems: Sequence[Problem], split: Split, template: str = COMPACT) -> list[Row]:
     """Return one row per generated problem."""
-    return [
-        build_row(one.numbers, one.target, {"index": index, "split": split, "solution": one.solution}, prompt)
-        for index, one in enumerate(problems)
-    ]
+    rows = []
+    for index, problem in enumerate(problems):
+        extra_info = {"index": index, "split": split, "solution": problem.solution}
+        rows.append(build_row(problem.numbers, problem.target, extra_info, template))
+    return rows
 
 
 def generated_rows(
@@ -63,9 +64,10 @@ def generated_rows(
     max_target: int = CountdownConfig.max_target,
     operators: str = CountdownConfig.operators,
 ) -> Iterator[Row]:
-    """Yield generated problems, solvable by construction; the two splits share none.
+    """Yield generated problems. All have a solution by construction, and the two splits share none.
 
     Args:
+        prompt: name of the template.
         size: number of problems; None for 4096 ("train") or 256 ("test").
         min_numbers, max_numbers, min_value, max_value, min_target, max_target, operators: see `CountdownConfig`.
 
@@ -81,7 +83,9 @@ def generated_rows(
         max_target=max_target,
         operators=operators,
     )
-    yield from build_rows(generate_problems(config, SIZES[split] if size is None else size, seed, split), split, prompt)
+    count = SIZES[split] if size is None else size
+    problems = generate_problems(config, count, seed, split)
+    yield from build_rows(problems, split, prompt)
 
 
 def public_rows(
@@ -94,24 +98,37 @@ def public_rows(
 
     Args:
         source: a local copy with the fields `target` and `nums`, or None for the hub.
+        prompt: name of the template.
 
     Raises:
-        ValueError: the set is too short for the split, or a record is not a problem; the message names it.
+        ValueError: the set is too short for the split, or a record is not a problem. The message names the record by
+            its index.
     """
-    first, count = (0, train_size) if split == "train" else (train_size, test_size)
+    if split == "train":
+        first = 0
+        count = train_size
+    else:
+        first = train_size
+        count = test_size
     records = read_records(source, hub=PUBLIC_HUB, hub_split="train")
-    index = -1
-    for index, record in enumerate(islice(records, first, first + count)):
+    num_rows = 0
+    for record in islice(records, first, first + count):
         numbers = record.get("nums")
         target = record.get("target")
-        if not isinstance(target, int) or not isinstance(numbers, Sequence) or isinstance(numbers, str):
+        if not isinstance(target, int) or not _are_integers(numbers):
             raise ValueError(
-                f"{PUBLIC_HUB}, record {first + index}: fields {sorted(record)}; it must have an integer 'target' and "
-                "a list 'nums'"
+                f"{PUBLIC_HUB}, record {first + num_rows}: fields {sorted(record)}; it must have an integer 'target' "
+                "and a list 'nums' of integers"
             )
-        yield build_row(numbers, target, {"index": index, "split": split}, prompt)
-    if index + 1 < count:
+        yield build_row(numbers, target, {"index": num_rows, "split": split}, prompt)
+        num_rows += 1
+    if num_rows < count:
         raise ValueError(
-            f"{PUBLIC_HUB}, {split}: only {index + 1} of {count} problems from number {first} on; is the copy "
+            f"{PUBLIC_HUB}, {split}: only {num_rows} of {count} problems from number {first} on; is the copy "
             "complete? (options train_size, test_size)"
         )
+
+
+def _are_integers(numbers: Any) -> bool:
+    """Return whether a field of a record is a list of integers."""
+    return isinstance(numbers, list) and all(isinstance(number, int) for number in numbers)
