@@ -19,13 +19,14 @@ TOLERANCE = Decimal("1e-5")  # largest absolute difference of two equal numbers,
 MIN_ROUNDED_DIGITS = 3  # smallest number of significant digits in a rounded number
 LIST_SEPARATOR = "|"  # between several answers, according to the prompt (template table_question)
 
+# What may separate the parts of an answer, in the order in which it is tried.
 _LIST_SEPARATORS = (re.compile(r"\|"), re.compile(r";"), re.compile(r"\n"), re.compile(r",\s*and\s|,\s|\sand\s"))
 
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boxed)\s*\{([^{}]*)\}")
 _THIN_SPACE = re.compile(r"\\[,!;:]")
 _DIGIT_GROUP = re.compile(r"(?<=[0-9])\{,\}(?=[0-9])")
 _ESCAPED = re.compile(r"\\([%$&#_ {}])")
-# The plain form of these characters would change a number: neither 5² nor ⑤② is 52.
+# Unicode's names for the forms of characters that keep their form, because it matters: neither 5² nor ⑤② is 52.
 _KEPT = ("<super>", "<sub>", "<circle>")
 _DASHES = re.compile("[‐‑‒–—−]")
 _SINGLE_QUOTES = re.compile("[‘’´`]")
@@ -46,7 +47,7 @@ _PERCENT = re.compile(r"%|per ?cent(?:age)?(?: points?)?\b")
 class Number:
     """A number as it is written."""
 
-    value: Decimal  # which a percent sign does not change
+    value: Decimal  # as written: 50 for 50%
     decimals: int  # digits after the point
     digits: int  # significant digits as written; 0 for a zero
     unit: str  # the text after it, without a percent sign
@@ -57,27 +58,33 @@ def answers_match(answer: str, expected: Sequence[str], *, ratio: bool = False, 
     """Return whether an answer gives exactly the expected answers, in any order.
 
     Args:
+        answer: the given answer, whose parts may be separated by |, semicolons, line breaks, or commas and "and".
+        expected: the expected answers.
         ratio: whether the expected numbers may be shares of 1, which an answer may give in percent.
         rounding: whether the expected numbers were computed. If so, a rounded number with decimals and at least
             `MIN_ROUNDED_DIGITS` significant digits is right.
 
     Returns:
-        False for an answer longer than `MAX_ANSWER_LENGTH`, or without expected answers.
+        False also for an answer longer than `MAX_ANSWER_LENGTH`, and if there are no expected answers.
     """
     if not expected or len(answer) > MAX_ANSWER_LENGTH:
         return False
     answer = clean_latex(answer)
     expected = [clean_latex(text) for text in expected]
-    equal = partial(_equal, ratio=ratio, rounding=rounding)
+    are_equal = partial(_are_equal, ratio=ratio, rounding=rounding)
     if len(expected) == 1:
-        return equal(answer, expected[0])
-    splits = ([part for part in separator.split(answer) if part.strip()] for separator in _LIST_SEPARATORS)
-    return any(len(parts) == len(expected) and _can_pair(parts, expected, equal) for parts in splits)
+        return are_equal(answer, expected[0])
+    for separator in _LIST_SEPARATORS:
+        parts = [part for part in separator.split(answer) if part.strip()]
+        if len(parts) == len(expected) and _can_pair(parts, expected, are_equal):
+            return True
+    return False
 
 
 def clean_latex(text: str) -> str:
     r"""Return a text without LaTeX: \text{…}, escapes, thin spaces, the braces of `1{,}000`, dollar signs around it."""
     text = _DIGIT_GROUP.sub(",", _THIN_SPACE.sub("", text.strip()))
+    # Each pass unwraps the innermost commands.
     for _ in range(3):
         text = _WRAPPER.sub(r"\1", text)
     for opening, closing in (("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
@@ -89,9 +96,10 @@ def clean_latex(text: str) -> str:
 def normalise_text(text: str) -> str:
     """Return a text for comparison: in lower case, without accents, outer quotes, a final full stop and double blanks.
 
-    Full-width digits become digits; superscript, subscript and circled ones do not.
+    Full-width digits become digits. Superscript, subscript and circled digits do not.
     """
-    plain = text if text.isascii() else "".join(map(_plain, text))
+    plain = text if text.isascii() else "".join(map(_make_plain, text))
+    # Mn is the category of accents.
     text = "".join(character for character in plain if unicodedata.category(character) != "Mn")
     text = _DOUBLE_QUOTES.sub('"', _SINGLE_QUOTES.sub("'", _DASHES.sub("-", text)))
     text = " ".join(text.casefold().split())
@@ -100,13 +108,20 @@ def normalise_text(text: str) -> str:
     return text.removesuffix(".").rstrip()
 
 
-def _plain(character: str) -> str:
-    kept = unicodedata.decomposition(character).startswith(_KEPT)
-    return character if kept else unicodedata.normalize("NFKD", character)
+def _make_plain(character: str) -> str:
+    """Return the plain form of a character, followed by its accents as separate characters."""
+    is_kept = unicodedata.decomposition(character).startswith(_KEPT)
+    if is_kept:
+        return character
+    return unicodedata.normalize("NFKD", character)
 
 
 def parse_number(text: str) -> Number | None:
-    """Read a number from a normalised text, perhaps with a currency before it and a unit after it."""
+    """Read a number from a normalised text. A currency may stand before it, and a unit after it.
+
+    Returns:
+        None if the text is not one number, or longer than `MAX_NUMBER_LENGTH`.
+    """
     match = _NUMBER.fullmatch(text) if len(text) <= MAX_NUMBER_LENGTH else None
     if match is None or _JOINING.search(match["unit"]):
         return None
@@ -115,6 +130,7 @@ def parse_number(text: str) -> Number | None:
     if not whole and not fraction:
         return None
     value = Decimal(f"{whole or 0}.{fraction or 0}{match['exponent'] or ''}")
+    # A minus may stand before the currency or after it. Two of them cancel out.
     if (match["sign"] == "-") != (match["inner"] == "-"):
         value = -value
     unit, percents = _PERCENT.subn(" ", match["unit"])
@@ -127,47 +143,67 @@ def parse_number(text: str) -> Number | None:
     )
 
 
-def _equal(given: str, wanted: str, *, ratio: bool, rounding: bool) -> bool:
+def _are_equal(given: str, expected: str, *, ratio: bool, rounding: bool) -> bool:
+    """Return whether a given answer equals one expected answer, as text or as a number; see `answers_match`."""
     given = normalise_text(given)
-    wanted = normalise_text(wanted)
-    if given == wanted:
+    expected = normalise_text(expected)
+    if given == expected:
         return True
     number = parse_number(given)
-    gold = parse_number(wanted)
-    if number is None or gold is None or (number.unit and gold.unit and number.unit != gold.unit):
+    gold = parse_number(expected)
+    if number is None or gold is None:
         return False
-    if bool(_MAGNITUDE.search(number.unit)) != bool(_MAGNITUDE.search(gold.unit)):
+    if number.unit and gold.unit and number.unit != gold.unit:
+        return False
+    has_magnitude = _MAGNITUDE.search(number.unit) is not None
+    gold_has_magnitude = _MAGNITUDE.search(gold.unit) is not None
+    if has_magnitude != gold_has_magnitude:
         return False
     # If the right answer is a share, which is at most 1, 0.5% can only mean 0.005. A larger number is a multiple, or
     # the table states it in percent.
-    is_share = ratio and abs(gold.value) <= 1 and not gold.percent
-    if not (is_share and number.percent) and _numbers_equal(number, gold.value, rounding):
+    gold_is_share = ratio and abs(gold.value) <= 1 and not gold.percent
+    means_percent_of_share = gold_is_share and number.percent
+    if not means_percent_of_share and _is_near(number, gold.value, rounding):
         return True
-    hundredth = replace(number, value=number.value / 100, decimals=number.decimals + 2)
-    return ratio and _numbers_equal(hundredth, gold.value, rounding)
+    if not ratio:
+        return False
+    as_percentage = replace(number, value=number.value / 100, decimals=number.decimals + 2)
+    return _is_near(as_percentage, gold.value, rounding)
 
 
-def _numbers_equal(number: Number, gold: Decimal, rounding: bool) -> bool:
+def _is_near(number: Number, gold: Decimal, rounding: bool) -> bool:
+    """Return whether a number is within `TOLERANCE` of the right one, or is the right one rounded if `rounding`."""
     difference = abs(number.value - gold)
     if difference <= TOLERANCE:
         return True
     if not rounding or not number.decimals or number.digits < MIN_ROUNDED_DIGITS:
         return False
-    return difference <= Decimal(5).scaleb(-number.decimals - 1)
+    half_unit_of_last_decimal = Decimal(5).scaleb(-number.decimals - 1)
+    return difference <= half_unit_of_last_decimal
 
 
-def _can_pair(parts: Sequence[str], expected: Sequence[str], equal: Callable[[str, str], bool]) -> bool:
-    # Greedy pairing could give the only partner of a rounded number to an exact one, so paths are augmented (Kuhn).
-    candidates = [[column for column, wanted in enumerate(expected) if equal(part, wanted)] for part in parts]
-    owner: dict[int, int] = {}
+def _can_pair(parts: Sequence[str], expected: Sequence[str], are_equal: Callable[[str, str], bool]) -> bool:
+    """Return whether parts and expected answers, of equal number, can be paired so that those of each pair are equal.
 
-    def place(row: int, seen: set[int]) -> bool:
-        for column in candidates[row]:
-            if column not in seen:
-                seen.add(column)
-                if column not in owner or place(owner[column], seen):
-                    owner[column] = row
-                    return True
+    Giving each part the first expected answer that fits could take the only one that fits another part. Kuhn's
+    algorithm therefore moves earlier parts to other expected answers.
+    """
+    # For each part, the indices of the expected answers that it equals.
+    candidates = []
+    for part in parts:
+        candidates.append([index for index, wanted in enumerate(expected) if are_equal(part, wanted)])
+    # The part that an expected answer was given to, both by index.
+    part_of: dict[int, int] = {}
+
+    def assign(part: int, tried: set[int]) -> bool:
+        """Give a part an expected answer that is free, or can be freed; return whether there is one."""
+        for wanted in candidates[part]:
+            if wanted in tried:
+                continue
+            tried.add(wanted)
+            if wanted not in part_of or assign(part_of[wanted], tried):
+                part_of[wanted] = part
+                return True
         return False
 
-    return all(candidates) and all(place(row, set()) for row in range(len(parts)))
+    return all(candidates) and all(assign(part, set()) for part in range(len(parts)))
