@@ -132,10 +132,10 @@ def test_loading_a_checkpoint_restores_the_state_or_stops_unless_told_to_start_a
     write_state(folder, a_state(), OWNER)
     worker = Worker(method="acpo")
     worker.load_checkpoint(str(folder))
-    assert worker.state.step == 7 and worker.rollouts == 9 and worker.loaded == str(folder)
+    assert worker.state.step == 7 and worker.rollout_batch_count == 9 and worker.loaded == str(folder)
     # One of a step that trained the critic alone takes nothing from the count.
     worker.load_checkpoint(str(shutil.copytree(folder, tmp_path / "global_step_2" / "actor")))
-    assert worker.rollouts == 9
+    assert worker.rollout_batch_count == 9
 
     change(tmp_path, statistics={"update_0": [0.0] * 14})
     worker, fresh = Worker(method="acpo"), Worker(method="acpo", missing_state="fresh")
@@ -165,5 +165,5 @@ def test_the_step_is_that_of_the_checkpoint_and_not_of_a_folder_above(tmp_path, 
     shards_after(tracer_to(traces), 6, updates=1)
     worker = Worker(method="grpo")
     worker.load_checkpoint(str(tmp_path / above / "checkpoints" / "global_step_6" / "actor"))
-    found = shards_after(tracer_to(traces), 1, updates=1, before=worker.rollouts)
-    assert worker.rollouts == 6 and found == [(step, 0) for step in range(1, 8)]
+    found = shards_after(tracer_to(traces), 1, updates=1, before=worker.rollout_batch_count)
+    assert worker.rollout_batch_count == 6 and found == [(step, 0) for step in range(1, 8)]

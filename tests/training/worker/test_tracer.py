@@ -184,6 +184,7 @@ def test_prompts_are_chosen_by_their_hash():
     assert all(is_chosen(name, Trace(fraction=1)) for name in names)
     # The same in other processes and versions: the trace of one run is compared with that of another.
     assert prompt_name(numpy.array([1, 2, 3])) == "77ba1ae68d5afbb4"
+    assert prompt_name(numpy.array([1, 2, 3], dtype=numpy.int32)) == "77ba1ae68d5afbb4"
 
 
 def batch_of(prompts, *, session=False, **fields):
@@ -348,7 +349,7 @@ def test_a_resumed_run_keeps_what_came_before_and_another_run_in_the_folder_star
 def test_the_last_rollout_batch_is_on_the_disk_when_training_ends_and_a_tracer_needs_a_folder(tmp_path):
     with pytest.raises(ValueError, match=r"clipx\.trace\.folder=None.*set it"):
         Tracer(Trace(), rank=0, ranks=1, tokenizer=None)
-    tracer = tracer_to(tmp_path, last_batch=2)
+    tracer = tracer_to(tmp_path, batch_count=2)
     for number in range(2):
         traced_batch(tracer, batch_of([[1]]), before=number)
     assert len(shards_in(tmp_path)) == 2
@@ -425,6 +426,21 @@ def test_a_disk_that_hangs_holds_nobody_for_long():
     assert time.monotonic() - start < 60
     go.set()
     assert writer.flush()
+
+
+def test_a_wait_that_is_given_up_says_that_traces_may_be_lost(tmp_path, monkeypatch, caplog):
+    tracer, go = tracer_to(tmp_path, batch_count=1), threading.Event()
+    flush = tracer.writer.flush
+    monkeypatch.setattr(tracer.writer, "flush", lambda: flush(0.1))
+    tracer.writer.put(go.wait, 3_000_000)
+    # A checkpoint, and then the run's last rollout batch.
+    tracer.flush()
+    traced_batch(tracer, batch_of([[1]]))
+    go.set()
+    assert flush() and len(caplog.records) == 2
+    for message in caplog.messages:
+        assert "after 0.1 s the disk has not written all traces: 3 MB are waiting" in message
+        assert "when the process ends are lost" in message
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyError("x")])

@@ -5,6 +5,7 @@ covered: the real engine (tests/end_to_end).
 import logging
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,8 +20,10 @@ from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
 from tests.training.worker.updates import SPLITS, WHOLE, VerlsWorker, aggregated, loss_function
 from verl_clipx.losses.contract.contract import example
+from verl_clipx.run.record import RunRecord
 from verl_clipx.run.schedule import Schedule
 from verl_clipx.run.trace_format import read_shards, shards_in
+from verl_clipx.run.trainer import Trainer
 from verl_clipx.training.worker.extra_pass import refuse_dropout
 from verl_clipx.training.worker.layout import pad_rows
 from verl_clipx.training.worker.loss_function import with_micro_batch
@@ -28,7 +31,7 @@ from verl_clipx.training.worker.observe import observe_registered
 from verl_clipx.training.worker.skipped_updates import record_gradient_norm
 from verl_clipx.training.worker.step import OptimizerStep
 from verl_clipx.training.worker.tracer import Tracer
-from verl_clipx.training.worker.training_worker import ClipxTraining, clipx_node
+from verl_clipx.training.worker.training_worker import ClipxTraining, clipx_node, planned_batches
 
 ACTOR = "actor_rollout_ref.actor"
 ROWS = [0, 1, 2, 3, 4]
@@ -38,6 +41,24 @@ def test_without_a_clipx_node_verls_loss_function_stays(actor):
     assert clipx_node(partial(ppo_loss, config=actor())) is None
     assert clipx_node(partial(ppo_loss, config=actor("+clipx=grpo"))) is not None
     assert clipx_node(lambda model_output, data, dp_group=None: None) is None
+
+
+def test_a_loss_function_without_a_clipx_node_takes_the_place_of_one_with_it(actor, worker_and_data):
+    worker, data = worker_and_data("+clipx=grpo")
+    assert worker.policy_loss is not None and len(worker.observers) > 0
+    plain = partial(ppo_loss, config=actor())
+    worker.set_loss_fn(plain)
+    assert worker.loss_fn is plain and worker.policy_loss is None and len(worker.observers) == 0
+    assert tu.get(worker.train_mini_batch(data), "metrics") == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "expected"), [("sync", 6, 6), ("sync", -1, None), ("fully_async", 6, None), (None, 6, 6)]
+)
+def test_the_number_of_rollout_batches_is_known_where_verl_sets_it_before_the_workers(kind, steps, expected):
+    record = RunRecord(trainer=Trainer(kind=kind))
+    config = SimpleNamespace(optim=SimpleNamespace(total_training_steps=steps))
+    assert planned_batches(record, config) == expected
 
 
 @pytest.mark.parametrize("wanted", [False, True])
@@ -306,7 +327,7 @@ def test_the_rank_of_what_is_not_finite_is_logged_by_every_rank(stepping_worker,
     monkeypatch.setattr(worker.engine, "get_data_parallel_size", lambda: 4, raising=False)
     # Rank 2's share of the sum; this rank, 0, has nothing.
     theirs = torch.tensor([0.0, 0.0, 1.0, 0.0, 3.0], dtype=torch.float64)
-    monkeypatch.setattr(worker.skipped, "_all_reduce", lambda vector: vector + theirs[: len(vector)])
+    monkeypatch.setattr(worker.skipped_updates, "_all_reduce", lambda vector: vector + theirs[: len(vector)])
     worker.gradient_scale = torch.inf
     skipped()
     assert (worker.logged["clipx/not_finite/rank"], worker.logged["clipx/not_finite/log_probs"]) == ([2.0], [3.0])

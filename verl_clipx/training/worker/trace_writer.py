@@ -14,63 +14,84 @@ logger = logging.getLogger(__name__)
 CAPACITY = 1 << 30
 # The most seconds that a checkpoint, the end of a run or the end of a process waits for the disk.
 PATIENCE = 10.0
+# The name of the traces among what observes a run, for the message of a failure.
 TRACES = "the traces"
 
 
 class TraceWriter:
-    """Does jobs in order in its own thread.
+    """Does jobs in order in a thread of its own.
 
-    A job for which there is no room is dropped; one larger than all room (`capacity`, in bytes) waits for nothing else.
-    After a job has failed, the traces are off, and no other is accepted.
+    A job for which there is no room is dropped. A job that alone is larger than `capacity` is accepted only while no
+    other unfinished job holds memory. After a job has failed, the traces are off: further jobs are ignored, and those
+    that are queued already are still tried.
+
+    Building a writer starts its thread, and registers `close` for the end of the process.
 
     Args:
-        observers: those of the process; None: its own.
+        capacity: the most bytes that unfinished jobs may hold.
+        observers: the observers of this process, in which a failure switches the traces off; None: the writer makes its
+            own.
     """
 
     def __init__(self, capacity: int = CAPACITY, observers: Observers | None = None):
+        # How many jobs were dropped since `close` last warned of them.
         self.dropped = 0
         self._observers = Observers() if observers is None else observers
         self._capacity = capacity
-        self._held = 0
+        # Of all unfinished jobs. Both threads change it, under the lock.
+        self._held_bytes = 0
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Callable[[], object], int]] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="clipx-trace", daemon=True).start()
+        threading.Thread(target=self._do_jobs, name="clipx-trace", daemon=True).start()
         atexit.register(self.close)
 
     @property
     def is_off(self) -> bool:
-        """Returns whether the traces are off."""
+        """Return whether the traces are off."""
         return TRACES in self._observers.off
 
     def put(self, job: Callable[[], object], size: int = 0) -> None:
-        """Adds a job that holds some bytes until it is done, without waiting."""
+        """Queue a job without waiting, or drop it if there is no room.
+
+        Args:
+            job: called in the writer's thread.
+            size: the bytes that the job holds until it is done.
+        """
         if self.is_off:
             return
         with self._lock:
-            fits = size == 0 or self._held == 0 or self._held + size <= self._capacity
-            self._held += size * fits
+            fits = size == 0 or self._held_bytes == 0 or self._held_bytes + size <= self._capacity
+            if fits:
+                self._held_bytes += size
         if fits:
             self._jobs.put((job, size))
             return
-        if not self.dropped:
-            logger.warning(FULL, self._held / 1e6)
+        if self.dropped == 0:
+            logger.warning(FULL, self._held_bytes / 1e6)
         self.dropped += 1
 
     def flush(self, seconds: float = PATIENCE) -> bool:
-        """Waits until all jobs so far are done, but at most some seconds; returns whether they are."""
-        done = threading.Event()
-        self._jobs.put((done.set, 0))
-        return done.wait(seconds)
+        """Wait until all jobs so far are done, but at most `seconds`, and warn if some are not.
+
+        Returns:
+            Whether all jobs are done.
+        """
+        is_done = threading.Event()
+        self._jobs.put((is_done.set, 0))
+        if is_done.wait(seconds):
+            return True
+        logger.warning(NOT_WRITTEN, seconds, self._held_bytes / 1e6)
+        return False
 
     def close(self) -> None:
-        """Flushes, and warns how many jobs were dropped."""
+        """Wait for the jobs so far as `flush` does, and warn if any were dropped. The writer can still be used."""
         self.flush()
-        if self.dropped:
+        if self.dropped > 0:
             logger.warning(DROPPED, self.dropped)
             self.dropped = 0
 
-    def _work(self) -> None:
-        """Does the jobs one after the other, without end; runs in the writer's thread."""
+    def _do_jobs(self) -> None:
+        """Do the jobs one after the other, without end. Runs in the writer's thread."""
         while True:
             job, size = self._jobs.get()
             try:
@@ -78,14 +99,18 @@ class TraceWriter:
             except Exception:
                 if not self.is_off:
                     self._observers.fail(TRACES)
-            # Without this name, the job's memory is freed.
+            # Frees the job's memory before the next job arrives.
             del job
             with self._lock:
-                self._held -= size
+                self._held_bytes -= size
 
 
 FULL = (
     "clipx.trace: the disk is slower than the training: %.0f MB are waiting to be written. Updates are not traced "
     "until there is room again."
+)
+NOT_WRITTEN = (
+    "clipx.trace: after %g s the disk has not written all traces: %.0f MB are waiting. Traces that are not written "
+    "when the process ends are lost."
 )
 DROPPED = "clipx.trace: %d updates were not traced, because the disk was slower than the training."

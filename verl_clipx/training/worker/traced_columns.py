@@ -21,7 +21,8 @@ class Response:
 
     Args:
         prompt, prompt_ids: the prompt's hash and its tokens, an array, int64, (length of the prompt,).
-        sample: the response's number among the responses to the prompt in this step.
+        sample: the response's number among the responses to the prompt in this step. It is verl's where verl numbers
+            them. Two groups of responses to equal prompts then have the same numbers, and differ in `group`.
         score: the reward, or None.
         age: weight versions since the response's first token was sampled, or None.
         token_ids, mask: the response's tokens, int64, and those that the loss counts, bool, (length,).

@@ -1,6 +1,6 @@
-"""Collects what the loss knows about traced responses, in the training thread, and passes it to the writer.
+"""Collects what the loss knows about traced responses, in the training thread, and hands it to the writer.
 
-The host knows beforehand which rows are traced, and their values are copied to it without waiting.
+The host knows beforehand which rows are traced. Their values are copied to it without waiting.
 """
 
 from collections import Counter
@@ -41,7 +41,8 @@ from verl_clipx.training.worker.traced_columns import (
     decisions_of,
 )
 
-# The field of verl's mini-batch in which the worker keeps the number of each row's response. NONE: it is not traced.
+# The field of verl's mini-batch in which the worker keeps each row's response number: its index among the rollout
+# batch's traced responses. NONE stands for a row that is not traced.
 ROW = "clipx_traced_row"
 NONE = -1
 
@@ -50,63 +51,92 @@ RESPONSE_FIELDS = ("responses", "response_mask", "rollout_log_probs", "rm_scores
 
 
 def prompt_name(prompt: numpy.ndarray) -> str:
-    """Returns a hash of a prompt's tokens, int64, (length,), which names the prompt in every run, in hexadecimal."""
-    return blake2b(prompt.tobytes(), digest_size=8).hexdigest()
+    """Return the name of a prompt in every run: a hash of its tokens, in hexadecimal.
+
+    Args:
+        prompt: the token ids, (length,), of any integer dtype.
+    """
+    return blake2b(prompt.astype(numpy.int64).tobytes(), digest_size=8).hexdigest()
 
 
 def is_chosen(prompt: str, trace: Trace) -> bool:
-    """Returns whether a prompt, by its `prompt_name`, is traced; the same on every rank and in every run."""
+    """Return whether a prompt, by its `prompt_name`, is traced; the same on every rank and in every run."""
     digest = blake2b(prompt.encode(), digest_size=8, key=trace.seed.to_bytes(8, "big")).digest()
     return int.from_bytes(digest, "big") < trace.fraction * 2**64
 
 
-def rows_of(values: Tensor, places: list[int]) -> Tensor:
-    """Returns some rows of a tensor. An index tensor would have to be copied to the accelerator."""
-    return torch.stack([values[place] for place in places])
+def select_rows(values: Tensor, row_indices: list[int]) -> Tensor:
+    """Return some rows of a tensor. An index tensor would have to be copied to the accelerator."""
+    return torch.stack([values[row_index] for row_index in row_indices])
 
 
-def inputs_at(inputs: Inputs, places: list[int]) -> Inputs:
-    """Returns some rows of a micro-batch; a field that it lacks stays None."""
+def select_inputs(inputs: Inputs, row_indices: list[int]) -> Inputs:
+    """Return some rows of a micro-batch's inputs. A field that is None stays None."""
     fields = {}
     for name, values in inputs._asdict().items():
-        fields[name] = None if values is None else rows_of(values, places)
+        fields[name] = None if values is None else select_rows(values, row_indices)
     return Inputs(**fields)
 
 
-def tokens_of_method(applied: AppliedMethod, places: list[int]) -> dict[str, Tensor]:
-    """Returns the columns of what a method of the plugin did to the tokens of some rows, (rows, response length) each.
+def trace_method(applied: AppliedMethod, row_indices: list[int]) -> dict[str, Tensor]:
+    """Trace what a method of the plugin did to the tokens of some rows.
 
     Tokens that bypass mode rejects are traced as if they had been kept, except that their weight is 0.
+
+    Args:
+        applied: what the method did to a micro-batch.
+        row_indices: the rows, by their indices in the micro-batch.
+
+    Returns:
+        The columns by name, (rows, response length) each.
     """
-    settings, inputs, decision, correction, kept, _, whole = applied
-    factor = torch.ones((), device=inputs.mask.device) if correction is None else rows_of(correction, places)
-    rows = inputs_at(inputs, places)
-    others = {"unshaped_advantage": rows.advantages}
-    if correction is not None:
-        others["correction"] = factor
+    rows = select_inputs(applied.inputs, row_indices)
+    # What the method's weight of each token is multiplied by.
+    factor = torch.ones((), device=rows.mask.device)
+    columns = {"unshaped_advantage": rows.advantages}
+    if applied.correction is not None:
+        factor = select_rows(applied.correction, row_indices)
+        columns["correction"] = factor
     if rows.counted is not None:
-        others["counted"] = rows.counted
-    if kept is not whole:
-        others["selected"] = rows_of(kept, places)
-        factor = factor * others["selected"]
-    method = settings.method
-    shaping = settings.shaping
-    trace = token_trace(method, apply(method, shaping, rows, decision), factor)
-    if whole is not inputs.mask:
-        every = rows._replace(mask=rows_of(whole, places))
-        others["rejected"] = every.mask & ~rows.mask
-        with_rejected = token_trace(method, apply(method, shaping, every, decision), factor)
-        columns = zip(trace, with_rejected, strict=True)
-        trace = TokenTrace(*[torch.where(rows.mask, column, of_every) for column, of_every in columns])
-    return {**trace._asdict(), **others}
+        columns["counted"] = rows.counted
+    if applied.kept is not applied.whole:
+        columns["selected"] = select_rows(applied.kept, row_indices)
+        factor = factor * columns["selected"]
+    method = applied.settings.method
+    shaping = applied.settings.shaping
+    trace = token_trace(method, apply(method, shaping, rows, applied.decision), factor)
+    if applied.whole is not applied.inputs.mask:
+        whole_rows = rows._replace(mask=select_rows(applied.whole, row_indices))
+        columns["rejected"] = whole_rows.mask & ~rows.mask
+        trace_of_whole = token_trace(method, apply(method, shaping, whole_rows, applied.decision), factor)
+        # The tokens in the mask as the loss saw them, and the rejected ones as it would have.
+        pairs = zip(trace, trace_of_whole, strict=True)
+        trace = TokenTrace(*[torch.where(rows.mask, values, values_of_whole) for values, values_of_whole in pairs])
+    return {**trace._asdict(), **columns}
 
 
-def tokens_of_loss(applied: AppliedLoss, places: list[int]) -> dict[str, Tensor]:
-    """Returns the same columns of what one of verl's losses did to the tokens of some rows."""
-    share = shares_of(applied.inputs.mask, applied.loss_agg_mode, **applied.config.global_batch_info)
-    rows = inputs_at(applied.inputs, places)
-    gradient = rows_of(applied.gradient, places)
-    trace = observed_token_trace(rows, gradient, applied.bounds, applied.by_sequence, rows_of(share, places))
+def trace_verls_loss(applied: AppliedLoss, row_indices: list[int]) -> dict[str, Tensor]:
+    """Trace what one of verl's losses did to the tokens of some rows.
+
+    A rollout correction is a part of the traced weight.
+
+    Args:
+        applied: what the loss did to a micro-batch.
+        row_indices: the rows, by their indices in the micro-batch.
+
+    Returns:
+        The columns by name, (rows, response length) each: those of `TokenTrace`, and the advantage before shaping.
+    """
+    # What each token's loss is multiplied by in verl's scalar loss. The gradient is divided by it.
+    loss_shares = shares_of(applied.inputs.mask, applied.loss_agg_mode, **applied.config.global_batch_info)
+    trace = observed_token_trace(
+        inputs=select_inputs(applied.inputs, row_indices),
+        gradient=select_rows(applied.gradient, row_indices),
+        bounds=applied.bounds,
+        by_sequence=applied.by_sequence,
+        share=select_rows(loss_shares, row_indices),
+    )
+    # verl's losses do not shape advantages.
     return {**trace._asdict(), "unshaped_advantage": trace.advantage}
 
 
@@ -119,7 +149,8 @@ class Tracer(Observer):
         ranks: how many data-parallel ranks there are.
         tokenizer: the model's, which turns tokens into text; None: a token's number stands for its text.
         batches_a_step: how many rollout batches verl logs as one step.
-        last_batch: the number of the run's last rollout batch, counted from 1; None if unknown.
+        batch_count: how many rollout batches the whole run has; None if unknown. Then nothing waits at the end of the
+            run until the traces are written.
         observers: as for `TraceWriter`.
 
     Raises:
@@ -134,7 +165,7 @@ class Tracer(Observer):
         ranks: int,
         tokenizer: Any,
         batches_a_step: int = 1,
-        last_batch: int | None = None,
+        batch_count: int | None = None,
         observers: Observers | None = None,
     ):
         if trace.folder is None:
@@ -145,7 +176,7 @@ class Tracer(Observer):
         self.ranks = ranks
         self.texts = TokenTexts(tokenizer)
         self.batches_a_step = batches_a_step
-        self.last_batch = last_batch
+        self.batch_count = batch_count
         self.writer = TraceWriter(observers=observers)
         # verl counts steps from 1; updates of a step and micro-batches of an update are counted from 0.
         self._step = 1
@@ -156,58 +187,80 @@ class Tracer(Observer):
         self._has_removed_old_shards = False
 
     def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
-        """Chooses the rows that are traced. The first call removes shards of its step and of later ones."""
+        """Choose the traced rows of a step that is traced, and write each row's response number into the field ROW.
+
+        The first call removes the run's older files of its step and of later ones.
+        """
         self._step = batch.number // self.batches_a_step + 1
         if not self._has_removed_old_shards:
             self.writer.put(partial(remove_shards, self.folder, self._step, self.rank, self.ranks))
             self._has_removed_old_shards = True
-        # Drops what an update that did not end has left.
+        # An update that ended in an exception may have left parts. They are dropped.
         self._parts = []
         self._micro_batch = 0
-        if batch.number % self.batches_a_step == 0:
+        is_first_of_step = batch.number % self.batches_a_step == 0
+        if is_first_of_step:
             self._update = 0
         if self.trace.includes(self._step):
-            self._responses, rows = responses_in(data, self.trace, self.rank, self.ranks, version=self._step - 1)
-            tu.assign_non_tensor_stack(data, ROW, rows)
+            # Step 1 trains from version 0 of the weights.
+            self._responses, response_numbers = collect_responses(
+                data, self.trace, self.rank, self.ranks, version=self._step - 1
+            )
+            tu.assign_non_tensor_stack(data, ROW, response_numbers)
 
     def end_micro_batch(
         self, micro_batch: MicroBatch, loss: Tensor, model_output: Any, data: Any, dp_group: Any
     ) -> None:
-        """Keeps the columns of the micro-batch's traced rows."""
+        """Keep the columns of the micro-batch's traced rows until the update ends."""
         if ROW not in data:
             return
         number = self._micro_batch
-        self._micro_batch = self._micro_batch + 1
-        rows = [_plain(row) for row in data[ROW]]
-        places = [place for place, row in enumerate(rows) if row != NONE]
-        if not places or micro_batch.applied is None:
+        self._micro_batch += 1
+        response_numbers = [_unwrap_number(wrapped) for wrapped in data[ROW]]
+        row_indices = [index for index, response_number in enumerate(response_numbers) if response_number != NONE]
+        applied = micro_batch.applied
+        if not row_indices or applied is None:
             return
         with torch.no_grad(), torch.autocast(loss.device.type, enabled=False):
-            if isinstance(micro_batch.applied, AppliedMethod):
-                columns = tokens_of_method(micro_batch.applied, places)
-                decision = micro_batch.applied.decision
+            if isinstance(applied, AppliedMethod):
+                columns = trace_method(applied, row_indices)
+                decision = applied.decision
             else:
-                columns = tokens_of_loss(micro_batch.applied, places)
+                columns = trace_verls_loss(applied, row_indices)
                 decision = None
             if micro_batch.entropy is not None:
-                columns["entropy"] = rows_of(micro_batch.entropy, places)
-            self._keep(columns, [self._responses[rows[place]] for place in places], number, decision)
+                columns["entropy"] = select_rows(micro_batch.entropy, row_indices)
+            responses = [self._responses[response_numbers[row_index]] for row_index in row_indices]
+            self._keep(columns, responses, number, decision)
 
     def _keep(
         self, columns: dict[str, Tensor], responses: list[Response], number: int = 0, decision: Tensor | None = None
     ) -> None:
-        """Keeps the columns of some rows, each with its response, and the method's decision until the update ends."""
-        values = torch.stack([values.to(torch.float32) for values in columns.values()], 1)
-        # Cloned, so that the step's tensor is not kept here; on a CPU, `HostCopy` would hold that tensor itself.
-        copy = None if decision is None else HostCopy(decision.detach().clone())
+        """Keep the columns of a micro-batch's rows and the method's decision until the update ends.
+
+        Args:
+            columns: by name, (rows, response length) each.
+            responses: the response of each row.
+            number: the number of the micro-batch within the update, from 0.
+            decision: what the method decided for the micro-batch; None if there is no method.
+        """
+        values = torch.stack([column.to(torch.float32) for column in columns.values()], 1)
+        decision_copy = None
+        if decision is not None:
+            # Cloned, because on a CPU `HostCopy` holds the tensor itself, and the step's tensor is not to be kept.
+            decision_copy = HostCopy(decision.detach().clone())
         self._parts.append(
             TracedRows(
-                responses=responses, names=tuple(columns), values=HostCopy(values), micro_batch=number, decision=copy
+                responses=responses,
+                names=tuple(columns),
+                values=HostCopy(values),
+                micro_batch=number,
+                decision=decision_copy,
             )
         )
 
     def end_update(self, step: OptimizerStep) -> None:
-        """Passes what the update's micro-batches added to the writer."""
+        """Hand the rows that the update's micro-batches kept to the writer."""
         parts = self._parts
         self._parts = []
         self._micro_batch = 0
@@ -215,6 +268,7 @@ class Tracer(Observer):
         self._update += 1
 
         def write() -> None:
+            """Write the update's file, in the writer's thread."""
             facts = UpdateFacts(
                 fraction=self.trace.fraction,
                 ranks=self.ranks,
@@ -227,56 +281,80 @@ class Tracer(Observer):
             self.writer.put(write, sum(part.values.size for part in parts))
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
-        """After the run's last rollout batch, waits until everything is written."""
-        # Batches are numbered from 0.
-        if batch.number + 1 == self.last_batch:
-            # Ray ends a worker without its exit handlers, and nothing is left to train.
+        """Wait after the run's last rollout batch until all traces are written, but at most `PATIENCE` seconds.
+
+        Returns:
+            No metrics.
+        """
+        # `batch.number` counts from 0.
+        if batch.number + 1 == self.batch_count:
+            # Here, because Ray ends a worker without running its exit handlers. Waiting delays nothing, since the
+            # training is over.
             self.writer.close()
         return {}
 
     def flush(self) -> None:
-        """Waits until everything so far is written."""
+        """Wait until all traces so far are written, but at most `PATIENCE` seconds, and warn if some are not."""
         self.writer.flush()
 
 
-def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int) -> tuple[list[Response], list[int]]:
-    """Returns a rollout batch's traced responses and, for each row, jagged or padded, its response's number or NONE.
+def collect_responses(
+    data: Any, trace: Trace, rank: int, ranks: int, *, version: int
+) -> tuple[list[Response], list[int]]:
+    """Collect the traced responses of a rollout batch.
 
-    `version` is that of the weights from which the training on the batch starts.
+    Args:
+        data: verl's, jagged or padded.
+        trace: which prompts are traced.
+        rank: this data-parallel rank, from 0.
+        ranks: how many data-parallel ranks there are. Where verl gives responses no numbers, rank and ranks make those
+            that are given here differ from those of other ranks.
+        version: the version of the weights from which the training on the batch starts.
+
+    Returns:
+        The traced responses; and for each row of the batch the index of its response among them, or NONE if the row is
+        not traced.
     """
-    known = {key: list(data[key].cpu().unbind()) for key in RESPONSE_FIELDS if key in data}
-    scores = known.get("rm_scores", known.get("token_level_scores"))
+    fields_on_host = {key: list(data[key].cpu().unbind()) for key in RESPONSE_FIELDS if key in data}
+    scores = fields_on_host.get("rm_scores", fields_on_host.get("token_level_scores"))
+    rollout_log_probs = fields_on_host.get("rollout_log_probs")
     age = ages(data, version)
     groups = prompt_groups(data).tolist() if "uid" in data else None
     responses = []
-    rows = []
+    response_numbers = []
+    # How many traced responses to each prompt came before.
     seen = Counter()
-    for place, prompt in enumerate(rows_in(data, "prompts")):
+    for row_index, prompt in enumerate(rows_in(data, "prompts")):
         name = prompt_name(prompt)
-        mask = known["response_mask"][place].bool()
+        mask = fields_on_host["response_mask"][row_index].bool()
         # verl may fill up a batch with rows that have no tokens.
-        if not is_chosen(name, trace) or not mask.any():
-            rows.append(NONE)
+        is_filler = not mask.any()
+        if is_filler or not is_chosen(name, trace):
+            response_numbers.append(NONE)
             continue
-        rows.append(len(responses))
+        # Where verl gives no numbers, rank r gives r, r + ranks, r + 2 * ranks and so on.
+        sample = rank + ranks * seen[name]
+        if "session_id" in data:
+            sample = _unwrap_number(data["session_id"][row_index])
+        seen[name] += 1
+        response_numbers.append(len(responses))
         responses.append(
             Response(
-                name,
-                prompt,
-                # If verl gives no number, one is chosen that no other rank uses.
-                sample=_plain(data["session_id"][place]) if "session_id" in data else rank + ranks * seen[name],
-                score=None if scores is None else float(scores[place].sum()),
-                age=None if age is None else int(age[place].max()),
-                token_ids=known["responses"][place],
+                prompt=name,
+                prompt_ids=prompt,
+                sample=sample,
+                score=None if scores is None else float(scores[row_index].sum()),
+                # Of the first token, which is the oldest.
+                age=None if age is None else int(age[row_index, 0]),
+                token_ids=fields_on_host["responses"][row_index],
                 mask=mask,
-                rollout_log_prob=known["rollout_log_probs"][place] if "rollout_log_probs" in known else None,
-                group=None if groups is None else groups[place],
+                rollout_log_prob=None if rollout_log_probs is None else rollout_log_probs[row_index],
+                group=None if groups is None else groups[row_index],
             )
         )
-        seen[name] += 1
-    return responses, rows
+    return responses, response_numbers
 
 
-def _plain(number: Any) -> int:
-    """Returns a number of verl's data, which may be wrapped in an object of its own."""
+def _unwrap_number(number: Any) -> int:
+    """Return a number of verl's data as an int. verl may have wrapped it in TensorDict's NonTensorData."""
     return int(getattr(number, "data", number))

@@ -16,7 +16,9 @@ from verl.utils.device import get_device_id
 from verl_clipx.losses.applying.metrics import AGE_SUMS, merged_passes, with_age, with_ratios_of_sums, with_updates
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.run.config import Observe, Settings
+from verl_clipx.run.record import RunRecord
 from verl_clipx.run.run_files import checkpoint_step
+from verl_clipx.run.trainer import FULLY_ASYNC
 from verl_clipx.training.worker.declared_columns import with_columns
 from verl_clipx.training.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.training.worker.layout import AGE, ages
@@ -35,57 +37,72 @@ from verl_clipx.training.worker.update_fingerprints import FINGERPRINTS, HASHES,
 
 
 def clipx_node(loss_fn: Any) -> Settings | Observe | None:
-    """Return the clipx node inside verl's loss function, a partial with the ActorConfig; None if the run has none."""
+    """Return the clipx node of the ActorConfig that verl's loss function, a partial, is bound to; None without one."""
     config = loss_fn.keywords.get("config") if isinstance(loss_fn, partial) else None
     node = getattr(getattr(config, "policy_loss", None), "clipx", None)
     return node if isinstance(node, Settings | Observe) else None
 
 
 class ClipxTraining:
-    """Mixin that stands before verl's TrainingWorker and adds to it what a run with a clipx node needs."""
+    """Adds to verl's TrainingWorker what a run with a clipx node needs.
+
+    It is a mixin. A class that derives from it names it before verl's TrainingWorker.
+    """
 
     # verl's ActorConfig, and its policy-loss node with the clipx node; None in a run without one.
-    actor: Any = None
+    actor_config: Any = None
     policy_loss: Any = None
-    skipped: SkippedUpdates | None = None
-    # What the bounds remember; +clipx=observe has none, and its state is not kept.
+    skipped_updates: SkippedUpdates | None = None
+    # What the bounds remember from step to step. +clipx=observe has no bounds, and its state is not saved.
     state: ControllerState
     # The pass over a mini-batch before its update; None if no step needs one.
     extra_pass: partial | None = None
-    # Nothing observes a run without a clipx node. The loss function has the same observers.
+    # The observers of the run, which the wrapped loss function shares; empty without a clipx node.
     observers: RankObservers | tuple[()] = ()
     # The current rollout batch and optimizer step.
     batch: RolloutBatch | None = None
     step: OptimizerStep | None = None
     # How many rollout batches verl has counted so far.
-    rollouts: int = 0
+    rollout_batch_count: int = 0
     # Whether the floor was measured a second time since the start, with other micro-batches.
-    recut: bool = False
+    has_measured_recut: bool = False
     # Whether an update has shown that the worker learns the norm of its gradient.
-    norm_arrives: bool = False
+    is_norm_known: bool = False
     # Whether the run has had a sample of older weights. Until then, the age of every sample is 0 and is not logged.
-    stale: bool = False
+    has_stale_samples: bool = False
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn):
-        """Install verl's loss function, wrapped if the run has a clipx node, or refuse what cannot be trained."""
+        """Install verl's loss function.
+
+        If the run has a clipx node, the function is wrapped, and the state of the bounds and the observers begin anew.
+
+        Raises:
+            RuntimeError: the ranks share sequences and the attention does not support it, or the receipt finds other
+                settings than the driver's.
+            ValueError: the model has dropout and the run needs the extra pass, or the traces have no folder.
+        """
         settings = clipx_node(loss_fn)
         if settings is None:
+            # Whatever an earlier call installed, this worker now trains as verl's own.
+            self.policy_loss = None
+            self.observers = ()
             super().set_loss_fn(loss_fn)
             return
         refuse_attention_on_a_slice(self.engine)
         config = loss_fn.keywords["config"]
-        self.actor = config
+        self.actor_config = config
         self.policy_loss = config.policy_loss
         self.state = ControllerState()
         self.observers = self._observers(settings, loss_fn)
+        # So that `self.step` learns the norm of its gradient, on every rank.
         self.engine.optimizer_step = record_gradient_norm(self.engine.optimizer_step, lambda: self.step)
-        self.norm_arrives = False
-        self.skipped = SkippedUpdates(self.engine, self.rank, self._all_reduce, self.observers)
+        self.is_norm_known = False
+        self.skipped_updates = SkippedUpdates(self.engine, self.rank, self._all_reduce, self.observers)
         record = config.policy_loss.run.record
-        # verl counts the steps before critic_warmup too, in which it trains only the critic.
-        steps_of_critic = (record.length.critic_warmup or 0) - 1
-        self.rollouts = max(self.rollouts, steps_of_critic * record.schedule.batches_a_step)
+        # Before step critic_warmup verl trains only the critic, and counts these steps too.
+        critic_steps = max((record.length.critic_warmup or 0) - 1, 0)
+        self.rollout_batch_count = max(self.rollout_batch_count, critic_steps * record.schedule.batches_a_step)
         if self.rank == 0:
             # Printed and not logged, because verl's workers show only warnings.
             print(record.line, flush=True)
@@ -129,6 +146,7 @@ class ClipxTraining:
                 half=dtype not in FULL_PRECISION,
                 scaled=dtype in SCALED,
             )
+            # Without a name, so that its exceptions end the run.
             observers.add(receipt)
         if settings.trace is not None and engine.is_mp_src_rank_with_outputs():
             tracer = Tracer(
@@ -138,7 +156,7 @@ class ClipxTraining:
                 rank=engine.get_data_parallel_rank(),
                 ranks=engine.get_data_parallel_size(),
                 batches_a_step=record.schedule.batches_a_step,
-                last_batch=config.optim.total_training_steps,
+                batch_count=planned_batches(record, config),
             )
             observers.add(tracer, TRACES)
         return observers
@@ -152,18 +170,18 @@ class ClipxTraining:
 
     def _train_and_count(self, data):
         """Train on a rollout batch and count it; return its metrics, or None on a rank without outputs."""
-        self.batch = RolloutBatch(self.rollouts)
+        self.batch = RolloutBatch(self.rollout_batch_count)
         try:
             metrics = self._train_rollout_batch(data)
         finally:
             self.batch = None
-        self.rollouts += 1
+        self.rollout_batch_count += 1
         return None if metrics is None else tu.get_tensordict({}, {"metrics": metrics}).cpu()
 
     def _train_rollout_batch(self, data):
         """Train on a rollout batch in all passes; return its metrics by key, or None on a rank without outputs."""
         observers = self.observers
-        version = self.rollouts // self.policy_loss.run.record.schedule.batches_a_step
+        version = self.rollout_batch_count // self.policy_loss.run.record.schedule.batches_a_step
         age = observers.run(METRICS, lambda: ages(data, version))
         if age is not None and isinstance(self.policy_loss.clipx, Settings):
             data[AGE] = age
@@ -179,7 +197,7 @@ class ClipxTraining:
             if output is not None:
                 pass_name = None if token_pass is None else token_pass.name
                 metrics_of_passes[pass_name] = tu.get(output, "metrics")
-        metrics_of_batch = self.skipped.end_rollout_batch(self.batch)
+        metrics_of_batch = self.skipped_updates.end_rollout_batch(self.batch)
         metrics_of_batch |= observers.end_rollout_batch(self.batch)
         if not metrics_of_passes:
             return None
@@ -216,11 +234,11 @@ class ClipxTraining:
         try:
             observers.begin_update(step, batch)
             output = super().train_batch(data)
-            if not self.norm_arrives:
+            if not self.is_norm_known:
                 check_gradient_norm(self.engine, step)
-                self.norm_arrives = True
+                self.is_norm_known = True
             observers.end_update(step)
-            self.skipped.end_update(step, batch, data)
+            self.skipped_updates.end_update(step, batch, data)
         finally:
             self.step = None
         self.state.end(step, batch.position)
@@ -285,10 +303,10 @@ class ClipxTraining:
 
     def _measure_recut(self, step: OptimizerStep, data: Any) -> None:
         """Measure the floor of the first update after a start a second time, with other micro-batches."""
-        if self.recut or not step.at_ratio_one:
+        if self.has_measured_recut or not step.at_ratio_one:
             return
-        self.recut = True
-        step.recut = measure_recut(self.actor, self.engine, data, step, cut=self._cut())
+        self.has_measured_recut = True
+        step.recut = measure_recut(self.actor_config, self.engine, data, step, cut=self._cut())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None):
@@ -316,7 +334,7 @@ class ClipxTraining:
             self.state = restored_state(Path(local_path), settings, rank, get_device_id())
         # The name of verl's folder says how many steps its weights were trained for.
         trained_batches = checkpoint_step(local_path) * self.policy_loss.run.record.schedule.batches_a_step
-        self.rollouts = max(self.rollouts, trained_batches)
+        self.rollout_batch_count = max(self.rollout_batch_count, trained_batches)
         return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
 
     def _complete_metrics(self, metrics: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -330,8 +348,8 @@ class ClipxTraining:
         if isinstance(settings, Observe):
             return metrics
         if any(age for key in AGE_SUMS for age in metrics.get(key, ())):
-            self.stale = True
-        return with_age(with_updates(metrics, settings.method), shown=self.stale)
+            self.has_stale_samples = True
+        return with_age(with_updates(metrics, settings.method), shown=self.has_stale_samples)
 
     def _cut(self) -> dict[str, Any]:
         """Return how verl's train_batch divides a mini-batch into micro-batches, by the keys of data that it sets."""
@@ -348,6 +366,22 @@ class ClipxTraining:
             total = total.clone()
             torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM, group=group)
         return total
+
+
+def planned_batches(record: RunRecord, config: Any) -> int | None:
+    """Return how many rollout batches the whole run has; None if the worker cannot know it.
+
+    verl's trainers set the number in the configuration before they build their workers. Only the fully asynchronous
+    trainer sets it afterwards: its workers keep verl's default, or what the user has set for the learning rate.
+
+    Args:
+        record: the run's.
+        config: verl's ActorConfig.
+    """
+    total_steps = config.optim.total_training_steps
+    if record.trainer.kind == FULLY_ASYNC or total_steps <= 0:
+        return None
+    return total_steps
 
 
 # verl's names of float32.
