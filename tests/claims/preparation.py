@@ -15,6 +15,7 @@ from verl.utils.tracking import Tracking
 from tests.analysis.certify import example_arms
 from tests.analysis.runs.example_runs import write_run
 from tests.claims.documents import ROOT
+from tests.compiler import load_compiler
 from tests.papers.evaluation.tiny import evaluation_of, questions_file, save_questions
 from tests.papers.tasks.knights_and_knaves.released import OTHER, TRAIN, record, release
 from verl_clipx.analysis.runs.folder import RunFolder
@@ -33,6 +34,11 @@ SMALL = WarmStartConfig(
 def finished_run(folder: Path) -> None:
     """The run of docs/launch.md."""
     write_run(folder / "runs/acpo/orz_7b_acpo_near-seed1", "acpo")
+
+
+def compiler(folder: Path) -> None:
+    """The compiler of the checks of docs/own_loss.md, of which each would import it anew."""
+    load_compiler()
 
 
 def two_runs(folder: Path) -> None:
@@ -121,6 +127,7 @@ PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
     "docs/certify.md": [two_arms],
     "docs/dapo_32b.md": [recipes],
     "docs/two_gpus.md": [recipes],
+    "docs/own_loss.md": [compiler],
     "docs/swap.md": [run_script],
     "docs/tasks/hitab.md": [hitab_release],
     "docs/tasks/knights_and_knaves.md": [puzzle_policy, released_puzzles],

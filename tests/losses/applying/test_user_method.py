@@ -14,6 +14,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from tests import example_losses
 from tests.claims.configuration import built, decided, hydra_s
+from tests.compiler import load_compiler
 from tests.training.worker.test_policy_loss import call
 from verl_clipx import METHODS
 from verl_clipx.cli import app
@@ -134,6 +135,7 @@ def dataclass_of(parents, body="pass"):
 @pytest.fixture
 def checked(users_module):
     """What `clipx check-loss` says of a loss in a module of a user, and its exit code."""
+    load_compiler()
 
     def check(text, name):
         users_module(HEAD + text)
