@@ -105,6 +105,7 @@ def test_token_budgets_and_micro_batches_are_refused_as_verl_refuses_them():
 
 
 REFERENCE = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
+ULYSSES = "ulysses_sequence_parallel_size"
 ODD = f"{ACTOR}.ppo_mini_batch_size=30"
 
 
@@ -114,6 +115,19 @@ ODD = f"{ACTOR}.ppo_mini_batch_size=30"
         ("trainer.nnodes=-1", "trainer.nnodes=-1"),
         ("trainer.n_gpus_per_node=True", "trainer.n_gpus_per_node=True"),
         (f"{ACTOR}.ulysses_sequence_parallel_size=3", f"{ACTOR}.ulysses_sequence_parallel_size=3"),
+        # verl's older key, if it is above 1, overrides the newer one.
+        (f"{ACTOR}.fsdp_config.{ULYSSES}=3", f"{ACTOR}.fsdp_config.{ULYSSES}=3"),
+        (f"{ACTOR}.{ULYSSES}=2 {ACTOR}.fsdp_config.{ULYSSES}=3", ""),
+        # What cannot be divided by.
+        (f"{ACTOR}.{ULYSSES}=0", f"{ACTOR}.{ULYSSES}=0"),
+        (f"{ACTOR}.{ULYSSES}=null", f"{ACTOR}.{ULYSSES}=null"),
+        (f"{ACTOR}.fsdp_config.{ULYSSES}=0", f"{ACTOR}.fsdp_config.{ULYSSES}=0"),
+        (f"{ACTOR}.use_dynamic_bsz=False {SIZE}=0", f"{SIZE}=0"),
+        (f"{BUDGET}=null", f"{BUDGET}=null {ROLLOUT}.log_prob_max_token_len_per_gpu=null"),
+        (f"{ROLLOUT}.tensor_model_parallel_size=0", f"{ROLLOUT}.tensor_model_parallel_size=0"),
+        (f"{ROLLOUT}.data_parallel_size=null", f"{ROLLOUT}.data_parallel_size=null"),
+        ("data.gen_batch_size=many", "data.gen_batch_size=many"),
+        (f"{ACTOR}.fsdp_config.fsdp_size=null", f"{ACTOR}.fsdp_config.fsdp_size=null"),
         (f"{ACTOR}.fsdp_config.fsdp_size=4", ""),
         (f"{ROLLOUT}.tensor_model_parallel_size=3", f"{ROLLOUT}.tensor_model_parallel_size=3"),
         (f"trainer.nnodes=2 {ROLLOUT}.tensor_model_parallel_size=16", ""),

@@ -6,6 +6,7 @@ response arrives. What depends on the model (attention heads) is not looked at.
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_reference_policy
@@ -25,7 +26,9 @@ from verl_clipx.run.keys import (
     RESPONSES,
     ROLLOUT,
     ROLLOUT_PROMPTS,
+    SEQUENCE_PARALLEL,
     STRATEGY,
+    TENSOR_PARALLEL,
     read,
 )
 from verl_clipx.run.trainer import trainer_of
@@ -34,31 +37,59 @@ from verl_clipx.run.trainer import trainer_of
 FSDP = ("fsdp", "fsdp2")
 # Scripts count these on the machine that they run on, which may have none.
 COUNTED = (NODES, DEVICES_A_NODE)
-# What the rules calculate with besides.
+# The other numbers that the rules always calculate with.
 SIZES = (ROLLOUT_PROMPTS, MINI_BATCH, RESPONSES, LONGEST_PROMPT, LONGEST_RESPONSE)
+# verl's older key for the number of GPUs that share a sequence, and the one that replaces it.
+SEQUENCE_PARALLEL_OF_ACTOR = SEQUENCE_PARALLEL[:2]
+# Their product is the number of GPUs that a rollout server takes.
+SERVER_SIZES = (
+    TENSOR_PARALLEL,
+    f"{ROLLOUT}.data_parallel_size",
+    f"{ROLLOUT}.pipeline_model_parallel_size",
+)
 
 
 def counted_nothing(config: DictConfig) -> list[str]:
-    """Return those of `COUNTED` that are 0 or an empty text, as a script's count is where there is nothing to count."""
+    """Return those keys of `COUNTED` that are 0 or empty, which a script writes where it finds no node or no GPU."""
     values = {key: OmegaConf.select(config, key) for key in COUNTED}
     return [key for key, value in values.items() if value == "" or (type(value) is int and value == 0)]
 
 
 def wrong_numbers(config: DictConfig) -> list[str]:
-    """Return a message for each number that the rules need and that is none, or not above 0; [] for other engines.
+    """Return a message for each value that the rules need and that is not a whole number above 0.
+
+    The list is empty where the rules are not known (`has_rules`).
 
     Args:
-        config: verl's whole configuration. Those of `counted_nothing` are not named.
+        config: verl's whole configuration. Those keys of `counted_nothing` are not named.
     """
     if not has_rules(config):
         return []
-    nothing = counted_nothing(config)
-    values = {key: OmegaConf.select(config, key) for key in (*COUNTED, *SIZES) if key not in nothing}
-    return [
-        f"{key}={written(value)}: must be a whole number above 0."
-        for key, value in values.items()
-        if type(value) is not int or value < 1
-    ]
+    uncounted = counted_nothing(config)
+    needed = [*COUNTED, *SIZES, sequence_parallel_key(config), *SERVER_SIZES]
+    values = {key: OmegaConf.select(config, key) for key in needed if key not in uncounted}
+    # null means that verl fetches a whole rollout batch at once.
+    fetched = OmegaConf.select(config, FETCHED_PROMPTS)
+    if fetched is not None:
+        values[FETCHED_PROMPTS] = fetched
+    for micro_batch in micro_batches_of(config):
+        value = OmegaConf.select(config, micro_batch.key)
+        if micro_batch.is_token_budget:
+            # Nothing has to divide a budget, which may be a fraction.
+            is_needed = not isinstance(value, int | float) or value < 1
+        else:
+            # Where a size is not set, verl's own check says so.
+            is_needed = value is not None
+        if is_needed:
+            values[micro_batch.key] = value
+    messages = []
+    for key, value in values.items():
+        if type(value) is not int or value < 1:
+            messages.append(f"{key}={written(value)}: must be a whole number above 0.")
+    shard = OmegaConf.select(config, FSDP_SIZE)
+    if type(shard) is not int:
+        messages.append(f"{FSDP_SIZE}={written(shard)}: must be a whole number; -1 stands for all GPUs.")
+    return messages
 
 
 def has_rules(config: DictConfig) -> bool:
@@ -67,89 +98,132 @@ def has_rules(config: DictConfig) -> bool:
     return OmegaConf.select(config, STRATEGY) in FSDP and trainer_of(read(config)).in_step
 
 
+def sequence_parallel_key(config: DictConfig) -> str:
+    """Return the key that says how many GPUs share a sequence: verl's older one, unless it is 1, its default."""
+    older, newer = SEQUENCE_PARALLEL_OF_ACTOR
+    return newer if OmegaConf.select(config, older) == 1 else older
+
+
+class MicroBatch(NamedTuple):
+    """The micro-batches of one kind of pass.
+
+    Attributes:
+        key: the key with their size, in responses, or with the most tokens of a micro-batch on a GPU.
+        is_token_budget: whether it is a number of tokens.
+        prompts: how many prompts' responses are divided into micro-batches, over all ranks.
+    """
+
+    key: str
+    is_token_budget: bool
+    prompts: int
+
+
+def micro_batches_of(config: DictConfig) -> list[MicroBatch]:
+    """Return the micro-batches of an update, of the pass for old_log_probs, and of the reference model, if one is."""
+    rollout_prompts = OmegaConf.select(config, ROLLOUT_PROMPTS)
+    mini_batch = OmegaConf.select(config, MINI_BATCH)
+    passes = [
+        (f"{ACTOR}.ppo", f"{ACTOR}.use_dynamic_bsz", mini_batch),
+        (f"{ROLLOUT}.log_prob", f"{ROLLOUT}.log_prob_use_dynamic_bsz", rollout_prompts),
+    ]
+    if need_reference_policy(config):
+        passes.append((f"{REFERENCE}.log_prob", f"{REFERENCE}.log_prob_use_dynamic_bsz", rollout_prompts))
+    micro_batches = []
+    for prefix, switch, prompts in passes:
+        is_token_budget = bool(OmegaConf.select(config, switch))
+        name = "max_token_len_per_gpu" if is_token_budget else "micro_batch_size_per_gpu"
+        micro_batches.append(MicroBatch(f"{prefix}_{name}", is_token_budget, prompts))
+    return micro_batches
+
+
 def what_does_not_divide(config: DictConfig) -> list[str]:
-    """One message for each rule that a run breaks, with the key, its value and what to do; empty for other engines.
+    """Return a message for each rule that a run breaks, with the key, its value and what to do.
+
+    The list is empty where the rules are not known (`has_rules`), and where the number of nodes or GPUs is 0 or empty.
 
     Args:
-        config: verl's whole configuration. Where nodes or GPUs are not counted, only wrong numbers are named.
+        config: verl's whole configuration, in which `wrong_numbers` finds nothing. Where it does, its messages are
+            returned, because the rules cannot be checked.
     """
     if not has_rules(config):
         return []
-    if wrong := wrong_numbers(config):
-        return wrong
+    messages = wrong_numbers(config)
+    if messages:
+        return messages
     if counted_nothing(config):
         return []
-    actor = OmegaConf.select(config, ACTOR)
     gpus = math.prod(OmegaConf.select(config, key) for key in COUNTED)
-    sharing = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
-    if gpus % sharing:
-        key = f"{ACTOR}.ulysses_sequence_parallel_size"
-        return [f"{key}={sharing}: does not divide the {gpus} GPUs. Choose a divisor."]
-    ranks = gpus // sharing
-    return [*batches(config, ranks), *micro_batches(config, ranks, sharing), *groups(config, gpus)]
+    key = sequence_parallel_key(config)
+    gpus_a_sequence = OmegaConf.select(config, key)
+    if gpus % gpus_a_sequence:
+        # The number of ranks, which the other rules need, is then not whole.
+        return [f"{key}={gpus_a_sequence}: does not divide the {gpus} GPUs. Choose a divisor."]
+    ranks = gpus // gpus_a_sequence
+    return [
+        *check_batches(config, ranks),
+        *check_micro_batches(config, ranks, gpus_a_sequence),
+        *check_groups_of_gpus(config, gpus),
+    ]
 
 
-def batches(config: DictConfig, ranks: int) -> Iterator[str]:
-    """Names sizes that do not divide the rollout batch, or whose responses do not divide over the ranks."""
+def check_batches(config: DictConfig, ranks: int) -> Iterator[str]:
+    """Yield messages for sizes that do not divide the rollout batch, or whose responses do not divide over ranks."""
     prompts = OmegaConf.select(config, ROLLOUT_PROMPTS)
     fetched = OmegaConf.select(config, FETCHED_PROMPTS)
-    n = OmegaConf.select(config, RESPONSES)
+    responses = OmegaConf.select(config, RESPONSES)
     mini_batch = OmegaConf.select(config, MINI_BATCH)
-    key = MINI_BATCH
     if prompts % mini_batch:
         yield (
-            f"{key}={mini_batch}: does not divide {ROLLOUT_PROMPTS}={prompts} (both in prompts): verl's v1 trainer "
-            f"would fill the last mini-batch with padding, the older one stops. Choose a divisor of {prompts}."
+            f"{MINI_BATCH}={mini_batch}: does not divide {ROLLOUT_PROMPTS}={prompts} (both in prompts): verl's v1 "
+            f"trainer would fill the last mini-batch with padding, the older one stops. Choose a divisor of {prompts}."
         )
-    elif mini_batch * n % ranks:
-        multiple = ranks // math.gcd(ranks, n)
+    elif mini_batch * responses % ranks:
+        multiple = ranks // math.gcd(ranks, responses)
         yield (
-            f"{key}={mini_batch}: {mini_batch} prompts x {RESPONSES}={n} = {mini_batch * n} responses do not divide "
-            f"over {ranks} data-parallel ranks. Use a multiple of {multiple} prompts, or change {NODES} or "
-            f"{ACTOR}.ulysses_sequence_parallel_size."
+            f"{MINI_BATCH}={mini_batch}: {mini_batch} prompts x {RESPONSES}={responses} = {mini_batch * responses} "
+            f"responses do not divide over {ranks} data-parallel ranks. Use a multiple of {multiple} prompts, or "
+            f"change {NODES} or {sequence_parallel_key(config)}."
         )
     if fetched and prompts % fetched and not OmegaConf.select(config, GROUP_FILTERING):
         yield f"{FETCHED_PROMPTS}={fetched}: does not divide {ROLLOUT_PROMPTS}={prompts}. Leave it null."
 
 
-def micro_batches(config: DictConfig, ranks: int, sharing: int) -> Iterator[str]:
-    """Micro-batches that do not divide a rank's responses, and token budgets below the longest sequence."""
-    actor, rollout, ref = (OmegaConf.select(config, node) for node in (ACTOR, ROLLOUT, REFERENCE))
-    rows = OmegaConf.select(config, ROLLOUT_PROMPTS) * rollout.n // ranks
-    passes = [
-        (f"{ACTOR}.ppo", actor.use_dynamic_bsz, actor.ppo_mini_batch_size * rollout.n // ranks),
-        (f"{ROLLOUT}.log_prob", rollout.log_prob_use_dynamic_bsz, rows),
-    ]
-    if need_reference_policy(config):
-        passes.append((f"{REFERENCE}.log_prob", ref.log_prob_use_dynamic_bsz, rows))
+def check_micro_batches(config: DictConfig, ranks: int, gpus_a_sequence: int) -> Iterator[str]:
+    """Yield messages for micro-batches that do not divide a rank's responses, and for token budgets that are too small.
+
+    Args:
+        config: verl's whole configuration.
+        ranks: the number of data-parallel ranks.
+        gpus_a_sequence: how many GPUs share a sequence, and so their token budgets.
+    """
+    responses = OmegaConf.select(config, RESPONSES)
     longest = OmegaConf.select(config, LONGEST_PROMPT) + OmegaConf.select(config, LONGEST_RESPONSE)
-    for prefix, dynamic, rows in passes:
-        key = f"{prefix}_max_token_len_per_gpu" if dynamic else f"{prefix}_micro_batch_size_per_gpu"
+    for key, is_token_budget, prompts in micro_batches_of(config):
         value = OmegaConf.select(config, key)
-        if dynamic and value * sharing < longest:
+        rows_of_rank = prompts * responses // ranks
+        if is_token_budget and value * gpus_a_sequence < longest:
             yield (
-                f"{key}={value}: times {sharing} GPUs that share a sequence is less than {LONGEST_PROMPT} + "
+                f"{key}={value}: times {gpus_a_sequence} GPUs that share a sequence is less than {LONGEST_PROMPT} + "
                 f"{LONGEST_RESPONSE} = {longest}: verl stops when such a sequence comes. Set at least "
-                f"{math.ceil(longest / sharing)}, or share sequences over more GPUs "
-                f"({ACTOR}.ulysses_sequence_parallel_size)."
+                f"{math.ceil(longest / gpus_a_sequence)}, or share sequences over more GPUs "
+                f"({sequence_parallel_key(config)})."
             )
         # Where it is not set, verl's own check says so.
-        elif not dynamic and value is not None and rows % value:
+        elif not is_token_budget and value is not None and rows_of_rank % value:
             yield (
-                f"{key}={value}: does not divide the {rows} responses of a data-parallel rank. Choose a divisor, or "
-                f"set {ACTOR}.use_dynamic_bsz=True."
+                f"{key}={value}: does not divide the {rows_of_rank} responses of a data-parallel rank. Choose a "
+                f"divisor, or set {ACTOR}.use_dynamic_bsz=True."
             )
 
 
-def groups(config: DictConfig, gpus: int) -> Iterator[str]:
-    """Groups of GPUs, as a rollout server or with one copy of the parameters, that do not divide those of the run."""
-    rollout = OmegaConf.select(config, ROLLOUT)
+def check_groups_of_gpus(config: DictConfig, gpus: int) -> Iterator[str]:
+    """Yield messages if the GPUs of a rollout server, or of one copy of the parameters, do not divide all GPUs."""
     machine = OmegaConf.select(config, DEVICES_A_NODE)
-    size = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    if gpus % size or (size % machine and machine % size):
+    server = math.prod(OmegaConf.select(config, key) for key in SERVER_SIZES)
+    if gpus % server or (server % machine and machine % server):
         yield (
-            f"{ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: a rollout server takes {size} "
-            f"GPUs, which does not divide the {gpus} GPUs, {machine} a machine. Choose a divisor of {machine}."
+            f"{TENSOR_PARALLEL}={OmegaConf.select(config, TENSOR_PARALLEL)}: a rollout server takes {server} GPUs, "
+            f"which does not divide the {gpus} GPUs, {machine} a machine. Choose a divisor of {machine}."
         )
     shard = OmegaConf.select(config, FSDP_SIZE)
     if 0 < shard < gpus and gpus % shard:
