@@ -11,7 +11,7 @@ from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.methods import BUILT_IN, METHODS
 from verl_clipx.run import support
 from verl_clipx.run.keys import ROWS
-from verl_clipx.run.takeover import verl_key
+from verl_clipx.run.takeover import find_verl_key
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -30,7 +30,7 @@ def clip_key_table() -> str:
     takers: dict[tuple[str, str], list[str]] = {}
     for name in BUILT_IN:
         for parameter in METHODS[name].__dataclass_fields__:
-            verl = verl_key(METHODS[name], parameter)
+            verl = find_verl_key(METHODS[name], parameter)
             if verl is not None:
                 keys = " or ".join(f"`{key}`" for key in verl.names)
                 takers.setdefault((keys, f"`{NODE}.{parameter}` = {verl.conversion.formula}"), []).append(name)

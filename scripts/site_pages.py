@@ -189,7 +189,7 @@ def figure(name: str) -> str:
 def method_page(method: dict[str, Any]) -> str:
     """A method's page, from its class and its groups."""
     from verl_clipx.losses.methods import METHODS
-    from verl_clipx.run.description import limits_in_words
+    from verl_clipx.run.description import describe_limits
 
     kind, (first, *others) = METHODS[method["name"]], method["groups"]
     differences = [
@@ -203,7 +203,7 @@ def method_page(method: dict[str, Any]) -> str:
     return template.from_string(METHOD_PAGE.read_text()).render(
         method,
         formula="\n\n".join(docstrings(kind)),
-        limits=limits_in_words(kind())[0],
+        limits=describe_limits(kind()).limit,
         differences=differences if others else None,
         logs=kind.logs,
     )

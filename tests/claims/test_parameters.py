@@ -17,7 +17,7 @@ from verl_clipx.losses.groups import group_names, group_settings
 from verl_clipx.losses.methods import BUILT_IN, METHODS
 from verl_clipx.losses.modifiers import MODIFIERS, AdvantageReweighting, EntropySelection, FutureInfluence, Lopti
 from verl_clipx.run.config import AROUND, build, parameters_of
-from verl_clipx.run.description import unusual
+from verl_clipx.run.description import remark_on_unusual
 
 from .configuration import actor_of, merged, refusals_in
 from .first_call import first_call
@@ -192,7 +192,7 @@ def test_the_settings_of_every_group_are_usual():
     for group in group_names():
         settings = group_settings(group)
         for field in dataclasses.fields(METHODS[settings["method"]]) if settings.get("method") in METHODS else ():
-            assert not unusual(field, settings.get(field.name, field.default)), (group, field.name)
+            assert not remark_on_unusual(field, settings.get(field.name, field.default)), (group, field.name)
 
 
 @pytest.mark.parametrize("method", BUILT_IN)

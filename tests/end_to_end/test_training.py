@@ -120,7 +120,10 @@ def test_responses_far_from_the_sampler_are_rejected_in_both_passes(lopti):
     # Of all responses, also of those that are not traced.
     rejected = lopti.log["actor/clipx/rejected_fraction"]
     assert rejected.between(0, 1).all() and rejected[4] > 0
-    assert f"; rollout correction rollout_rs=seq_mean_k2 by the current weights (threshold {K2:g}); " in lopti.output
+    assert (
+        f"; rollout correction rollout_rs=seq_mean_k2 in the loss, by the current policy (threshold {K2:g}); "
+        in lopti.output
+    )
 
 
 def test_a_users_own_controller_trains_on_stale_samples_of_asynchronous_ranks(lopti):

@@ -64,6 +64,12 @@ def line_of(words, group=None):
             f"+clipx=dapo +clipx/pull=k2 {ONE_UPDATE} clipx.pull.anchor=rollout {RETURNED}",
             "1 update per rollout batch: the penalty can act",
         ),
+        # k1 has the same gradient at every ratio.
+        (f"+clipx=dapo +clipx/pull=k1 {ONE_UPDATE}", "1 update per rollout batch: the penalty can act"),
+        (
+            f"+clipx=custom +clipx/pull=k2 {SOFT.replace('soft', 'Slowing')} {ONE_UPDATE}",
+            "1 update per rollout batch, at ratio 1 but for rounding: a limit inside the gradient weight has nothing",
+        ),
         (
             "+clipx=grpo +clipx/update=lopti clipx.compile=False",
             "fixed bounds, compile=false (group: auto), update=Lopti(eta=0.5, equal=true,",
@@ -73,6 +79,7 @@ def line_of(words, group=None):
             "clip_low=0.2 (group: 0.8; unusual, mostly 0.5 to 0.99), clip_high=null (group: 1.2);",
         ),
         ("+clipx=gspo clipx.clip_high=1.28", "clip_high=1.28 (group: 1.0004; unusual, mostly 1 to 1.01);"),
+        ("+clipx=grpo clipx.clip_high=1.20000001", "clip_high=1.20000001 (group: 1.2);"),
         (
             f"+clipx=observe {ACTOR}.policy_loss.loss_mode=gpg",
             "loss gpg, observed (+clipx=observe); loss_agg_mode token-mean, if this loss follows it; old",
@@ -136,6 +143,15 @@ UNBOUNDED = "clipx.clip_low=null clipx.clip_high=null"
         ("sapo", "a soft gate and no bounds", "the soft gate can act"),
         ("topr", "a truncation and no bounds", "the truncation can act"),
         ("topr clipx.negative_low=1", "no bounds", "nothing clips"),
+        # A pull leaves the bounds as they are.
+        ("dcpo +clipx/pull=k2", "bounds of its own", "clipping can act"),
+        ("m2po +clipx/pull=k2", "scope mini_batch", "clipping can act"),
+        (
+            "dppo +clipx/hold=clip_fraction +clipx/pull=k2 clipx.hold.value=0.02",
+            "holds clip_fraction 0.02 (width 0.05 to 1), scope mini_batch",
+            "clipping can act",
+        ),
+        ("spo +clipx/pull=k2", "a penalty and no bounds", "the penalty can act"),
         (f"custom {SOFT}", "fixed bounds", "clipping can act"),
         (f"custom {SOFT.replace('soft', 'Slowing')}", "no bounds", "a limit inside the gradient weight can act"),
     ],
@@ -165,12 +181,17 @@ UNCORRECTED = "not corrected for the samples' staleness and for the rollout engi
 TO_SAMPLER = f"+clipx/pull=k2 clipx.pull.anchor=rollout {STALE}"
 
 
+WEIGHTS = f"{CORRECTION}.rollout_is=token {CORRECTION}.rollout_is_threshold=2"
+REJECTION = f"{CORRECTION}.rollout_rs=seq_mean_k3 {CORRECTION}.rollout_rs_threshold=0.03"
+
+
 @pytest.mark.parametrize(
     ("words", "is_named"),
     [
         *((f"grpo {further}", True) for further in (STALE, TO_SAMPLER)),
-        (f"grpo {STALE} {CORRECTION}.rollout_is=token {CORRECTION}.rollout_is_threshold=2", False),
+        (f"grpo {STALE} {WEIGHTS}", False),
         (f"grpo {STALE} {BYPASSED}", False),
+        *((f"grpo {TO_SAMPLER} {correction}", False) for correction in (WEIGHTS, REJECTION, BYPASSED)),
         *(
             (f"{loss} {further}", False)
             for loss in ("m2po", "grpo +clipx/mask=icepop")
@@ -241,6 +262,7 @@ def test_where_old_log_probs_come_from_and_whether_clipping_can_act(words, expec
             f"custom clipx.function=tests.example_losses:ToSampler {RETURNED}",
             "a limit inside the gradient weight can act",
         ),
+        (f"m2po +clipx/pull=k2 {RETURNED}", "clipping can act"),
         ("m2po clipx.behaviour=old", IDLE),
         ("clip_cov", "the draw can act"),
         ("kl_cov", "at ratio 1 but for rounding: the penalty has nothing else to act on"),

@@ -15,7 +15,7 @@ import pytest
 from tests.hydra_main import ENTRIES, MAIN_PPO, NEEDED, SFT, explained
 from verl_clipx.losses.methods import METHODS
 from verl_clipx.losses.modifiers.pull import Pull, pulled
-from verl_clipx.run.description import bounds_of
+from verl_clipx.run.description import describe_bounds
 
 ACTOR = "actor_rollout_ref.actor"
 
@@ -409,7 +409,7 @@ def test_a_context_that_does_not_hold_prompt_and_response_is_named(explain, grou
 def test_the_bounds_in_words(method, values, expected):
     pull = values.pop("pull", None)
     method = METHODS[method](**values)
-    assert bounds_of(method if pull is None else pulled(method, Pull(**pull))) == expected
+    assert describe_bounds(method if pull is None else pulled(method, Pull(**pull))) == expected
 
 
 @pytest.mark.parametrize("name", METHODS)

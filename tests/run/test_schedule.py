@@ -77,7 +77,7 @@ class Counted:
 BEFORE_EACH = "one extra forward pass before each update"
 RUNS = [
     ("+clipx=grpo", FOUR, 4, 0, 0, 0, "no extra pass"),
-    ("+clipx=acpo", FOUR, 4, 4, 4, 4, f"{BEFORE_EACH}; clipx.scope=lagged needs none"),
+    ("+clipx=acpo", FOUR, 4, 4, 4, 4, f"{BEFORE_EACH}; clipx.scope=lagged needs no extra pass"),
     # One update at ratio 1: its statistics need no pass, but a sum.
     ("+clipx=acpo", ONE, 1, 0, 0, 1, "no extra pass"),
     ("+clipx=acpo clipx.scope=lagged", FOUR, 4, 0, 0, 4, "no extra pass"),

@@ -125,6 +125,11 @@ def test_verls_key_becomes_the_methods(group, keys, expected):
         ("dapo", of_verl(clip_ratio_high=28), "clip_ratio_high", "write 0.28"),
         ("grpo", of_verl(clip_ratio_low=1.5), "clip_ratio_low", "write 0.015"),
         ("gspo", of_verl(clip_ratio_high=0.28), "clip_ratio_high", "clip_high=1.28"),
+        # The exponential of a width is above the largest float.
+        ("gmpo", of_verl(clip_ratio_high=1000), "clip_ratio_high", "clip_high=inf, which must be a number"),
+        ("gmpo", of_verl(clip_ratio_low=-1000), "clip_ratio_low", "clip_low=inf, which must be a number"),
+        # With six digits it would be another bound, which contradicts the key.
+        ("gspo", of_verl(clip_ratio_high=0.28000001), "clip_ratio_high", "set clipx.clip_high=1.28000001 if"),
         # Two keys of verl's for one parameter.
         ("sapo", of_verl(**{"tau_pos": 2, "policy_loss.tau_pos": 3}), "policy_loss.tau_pos", f"{ACTOR}.tau_pos=2"),
     ],

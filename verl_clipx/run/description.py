@@ -7,13 +7,12 @@ A run is described once, when it is resolved. The line that driver and workers p
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_clipx.losses.base.method import NODE, Method
 from verl_clipx.losses.base.parameters import BESIDE, GUARD, HIGH, LOW
 from verl_clipx.losses.base.refusal import written
 from verl_clipx.losses.groups import OBSERVE, SWAP_GUARD, own_settings
-from verl_clipx.losses.modifiers.pull import Pull
 from verl_clipx.run import keys
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.explain import NOTHING_STOPS
@@ -34,7 +33,7 @@ IF_IT_CLIPS = "clipping, if this loss clips,"
 UNCONSTRAINED = ", unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
 # How a paper averages, by the mode that its method's group names.
 AVERAGES = {"token-mean": "averages over all tokens", "seq-mean-token-mean": "averages each sequence first"}
-# What corrects stale samples, each in one line.
+# What a user can add to correct stale samples.
 REMEDIES = (
     f"{keys.ROLLOUT_IS}=token {keys.ROLLOUT_IS}_threshold=2 {keys.CALCULATE_LOG_PROBS}=true (truncated weights), or "
     f"{keys.BYPASS}=true {keys.CALCULATE_LOG_PROBS}=true (the ratio is then to the policy that sampled)"
@@ -44,12 +43,24 @@ WAY_BACK = (
     "reads none of the plugin's files"
 )
 
-
-# The rows are the fields, in their order and by their names, but for these, and without these.
-HEADS = {"taken": "takes over", "unused": "does not read", "of_verl": "verl adds", "uncorrected": "samples"}
-HEADS |= {"cut": "responses", "uncounted": "machines", "cost": "costs", "files": "writes", "way_back": "way back"}
-HEADS |= {"extra_pass": "the extra pass", "sequence_weights": "weights"}
-HEADS |= {"untested": "no test has run", "has_run_on": "has run on", "without_plugin": "without the plugin"}
+# A field of `Description` is printed as a row under its own name, or under the heading that stands here.
+HEADINGS = {
+    "taken": "takes over",
+    "unused": "does not read",
+    "of_verl": "verl adds",
+    "uncorrected": "samples",
+    "cut": "responses",
+    "uncounted": "machines",
+    "cost": "costs",
+    "files": "writes",
+    "way_back": "way back",
+    "extra_pass": "the extra pass",
+    "sequence_weights": "weights",
+    "untested": "no test has run",
+    "has_run_on": "has run on",
+    "without_plugin": "without the plugin",
+}
+# The fields that are no rows.
 WITHOUT_ROW = ("loss", "loss_mode", "of_the_plugin", "line", "tested", "stops", "arguments")
 
 
@@ -102,112 +113,201 @@ class Description:
     @property
     def text(self) -> list[str]:
         """The description in rows."""
-        parameters = {
-            source: " and ".join(f"{NODE}.{name}" for name, of in self.taken.items() if of == source)
-            for source in self.taken.values()
-        }
-        taken = ", ".join(f"verl's {source} as {names}" for source, names in parameters.items())
-        words = {
+        text_by_field = {
             **vars(self),
-            "taken": f"{taken}; remove the key to keep the group's value" if taken else "",
-            "unused": of_verls(self.unused),
+            "taken": self._describe_taken(),
+            "unused": describe_keys(self.unused),
             "of_verl": ", ".join(self.of_verl),
-            "files": ", ".join(f"{where} ({what})" for what, where in self.files.items()),
-            "untested": ", ".join(
-                f"{option} (tests have run {' and '.join(tested)})" if (tested := self.tested.get(option)) else option
-                for option in self.untested
-            ),
+            "files": ", ".join(f"{path} ({content})" for content, path in self.files.items()),
+            "untested": ", ".join(self._describe_option(option) for option in self.untested),
         }
-        rows = (
-            f"  {HEADS.get(name, name)}: {text}" for name, text in words.items() if text and name not in WITHOUT_ROW
-        )
-        lines = [self.loss, *rows]
-        return lines + ([f"stops: {why}" for why in self.stops] or [NOTHING_STOPS])
+        lines = [self.loss]
+        for name, text in text_by_field.items():
+            if text and name not in WITHOUT_ROW:
+                lines.append(f"  {HEADINGS.get(name, name)}: {text}")
+        if self.stops:
+            lines += [f"stops: {reason}" for reason in self.stops]
+        else:
+            lines.append(NOTHING_STOPS)
+        return lines
+
+    def _describe_taken(self) -> str:
+        """Return which keys of verl's became which parameters; empty if none did."""
+        if not self.taken:
+            return ""
+        parameters_by_setting: dict[str, list[str]] = {}
+        for parameter, setting in self.taken.items():
+            parameters_by_setting.setdefault(setting, []).append(f"{NODE}.{parameter}")
+        parts = [f"verl's {setting} as {' and '.join(names)}" for setting, names in parameters_by_setting.items()]
+        return f"{', '.join(parts)}; remove the key to keep the group's value"
+
+    def _describe_option(self, option: str) -> str:
+        """Return an untested option with the values of its key that tests have run."""
+        tested_values = self.tested.get(option)
+        if not tested_values:
+            return option
+        return f"{option} (tests have run {' and '.join(tested_values)})"
+
+
+class LossInWords(NamedTuple):
+    """What a description says of the loss itself: of a method of the plugin, or of a loss of verl's that is observed.
+
+    Attributes:
+        in_line: the beginning of the run's line.
+        ratio_reference: the policy that the loss's ratio refers to; None for a loss of verl's, of which it is unknown.
+        acts_in_line: what can act on tokens whose ratio is not 1, as the line says it; empty if nothing can.
+        acts_in_row: the same, as the row says it.
+        acts_at_ratio_one: what can act on tokens whose ratio is 1; empty if nothing can.
+        fields: those fields of `Description` that depend on the kind of loss.
+    """
+
+    in_line: str
+    ratio_reference: str | None
+    acts_in_line: str
+    acts_in_row: str
+    acts_at_ratio_one: str
+    fields: dict[str, Any]
 
 
 def describe(loss_mode: str, settings: Settings | Observe, record: RunRecord) -> Description:
-    """Describes a run of the plugin's, as far as its settings and its record go before it starts."""
-    term = distillation_in_words(record.terms)
-    mismatch = keys.log_prob_mismatch(record.sampling, record.rollout.name)
-    to_sampler = keys.ratio_to_the_rollout_policy(record.correction, settings)
-    trainer = record.trainer
-    group = record.loss.group
-    of_group = own_settings(group or loss_mode.removeprefix(f"{NODE}_"))
-    source = source_of_old_log_probs(record)
-    added = corrections(record, settings)
-    biased = None
-    if mismatch is not None and record.sampling.returns_log_probs:
-        which = "" if to_sampler else ", which only metrics use,"
-        biased = f"ratios to the rollout policy{which} are biased by {mismatch}: {mismatch.effect}"
-    missing = None
-    # A pull to the sampler corrects nothing.
-    if trainer.stale and (not to_sampler or to_sampler.startswith(Pull.node)):
-        missing = "not corrected for the samples' staleness and for the rollout engine"
-    # verl stops a run without these keys, and a configuration that nobody starts needs none of them.
-    untested = [option for option in record.untested if not option.endswith("=None")]
+    """Describe a run in which the plugin has a part, from what is known before the run starts.
+
+    `clipx explain` fills in the other fields, which need verl's whole configuration, such as the files and the stops.
+
+    Args:
+        loss_mode: verl's name of the loss.
+        settings: the clipx node, complete: with the values that were taken over from verl's keys.
+        record: the run's record, still without its line.
+    """
     unused = {key.removeprefix(f"{keys.ACTOR}."): value for key, value in record.loss.unused.items()}
-    common = {
-        "averages": averages(record, settings),
-        "of_verl": [*added, *filter(None, [term, biased])],
-        "uncorrected": f"{missing}. Add {REMEDIES}" if missing else None,
-        "untested": untested,
-    }
-    if not settings.trains:
-        to = None
-        acting = IF_IT_CLIPS
-        of_row = "clipping" if loss_mode == "vanilla" else IF_IT_CLIPS
-        at_one = ""
-        loss = f"verl's own loss {loss_mode}, observed (+{NODE}={OBSERVE})"
-        of_rows = {"loss": f"{loss_mode}, verl's own loss, observed (+{NODE}={OBSERVE})", "cost": "metrics only"}
+    if settings.trains:
+        loss = describe_method(loss_mode, settings, record, unused)
     else:
-        method = settings.method
-        limit, acting, at_one = limits_in_words(method)
-        of_row = acting
-        is_to_sampler = record.correction.bypass or method.ratio_to_sampler
-        to = "to the policy that sampled" if is_to_sampler else "to the policy of old_log_probs"
-        name = f"{NODE}_{method.name}"
-        if group:
-            name += f" (+{NODE}={group})"
-        scope = f"scope {settings.scope}"
-        holds = f"holds {method.held_target}, " if settings.hold is not None else ""
-        differing = differences(settings, record, of_group)
-        bounds = scope if settings.adaptive else limit
-        parameters = ", ".join(differing.values()) or "every parameter as in its group"
-        loss = f"{name}, {holds}{bounds}, {parameters}"
-        if method.unconstrained_weight:
-            loss += UNCONSTRAINED
-        of_rows = {
-            "loss": f"{name}, {scope}: {SCOPES[settings.scope]}" if settings.adaptive else name,
-            "settings": settings_of(settings, group, differing),
-            "bounds": bounds_of(method),
-            "ratio": f"{to}, which {source}" if to.endswith("old_log_probs") else f"{to}; old_log_probs {source}",
-            "taken": {name: f"{of['key']}={written(of['given'])}" for name, of in record.loss.taken.items()},
+        loss = describe_observed_loss(loss_mode)
+    averaging = describe_averaging(record, settings)
+    corrections = describe_corrections(record, settings)
+    distillation = describe_distillation(record.terms)
+    uncorrected = describe_uncorrected_samples(record, settings)
+    bias = describe_bias_of_ratios(record, settings)
+    # An option "key=None" is a key without a value. verl stops a run that lacks it, so there is nothing to warn of.
+    untested = [option for option in record.untested if not option.endswith("=None")]
+    # None stands for a part that this run does not have.
+    line = [
+        f"clipx: {loss.in_line}",
+        f"{describe_keys(unused)} not used" if unused else None,
+        distillation,
+        f"loss_agg_mode {averaging}",
+        *corrections,
+        uncorrected,
+        bias,
+        f"no test has run {', '.join(untested)}" if untested else None,
+        None if loss.ratio_reference is None else f"ratio {loss.ratio_reference}",
+        f"old_log_probs {describe_old_log_probs(record)}",
+        describe_updates(record, loss.acts_in_line, loss.acts_at_ratio_one),
+        describe_trace(settings),
+    ]
+    return Description(
+        loss_mode=loss_mode,
+        of_the_plugin=True,
+        line="; ".join(part for part in line if part is not None),
+        updates=describe_updates(record, loss.acts_in_row, loss.acts_at_ratio_one, in_full=True),
+        averages=averaging,
+        of_verl=[part for part in (*corrections, distillation, bias) if part is not None],
+        uncorrected=None if uncorrected is None else f"{uncorrected}. Add {REMEDIES}",
+        untested=untested,
+        **loss.fields,
+    )
+
+
+def describe_observed_loss(loss_mode: str) -> LossInWords:
+    """Describe a loss of verl's that +clipx=observe leaves as it is."""
+    return LossInWords(
+        in_line=f"verl's own loss {loss_mode}, observed (+{NODE}={OBSERVE})",
+        ratio_reference=None,
+        acts_in_line=IF_IT_CLIPS,
+        acts_in_row="clipping" if loss_mode == "vanilla" else IF_IT_CLIPS,
+        acts_at_ratio_one="",
+        fields={
+            "loss": f"{loss_mode}, verl's own loss, observed (+{NODE}={OBSERVE})",
+            "cost": "metrics only",
+        },
+    )
+
+
+def describe_method(loss_mode: str, settings: Settings, record: RunRecord, unused: dict[str, Any]) -> LossInWords:
+    """Describe the loss of a run that trains a method of the plugin.
+
+    Args:
+        loss_mode, settings, record: as for `describe`.
+        unused: from verl's clip keys that the method does not read, by their names below the actor, to their values.
+    """
+    method = settings.method
+    group = record.loss.group
+    limits = describe_limits(method)
+    name = f"{NODE}_{method.name}"
+    if group:
+        name += f" (+{NODE}={group})"
+
+    # Of each parameter that differs from its group the line has both values. The row "settings" has all parameters.
+    group_values = own_settings(group or loss_mode.removeprefix(f"{NODE}_"))
+    differences = describe_differences(settings, record, group_values)
+    in_line = [name]
+    if settings.hold is not None:
+        in_line.append(f"holds {method.held_target}")
+    in_line.append(f"scope {settings.scope}" if settings.adaptive else limits.limit)
+    in_line += differences.values() or ["every parameter as in its group"]
+    unconstrained = UNCONSTRAINED if method.unconstrained_weight else ""
+
+    source = describe_old_log_probs(record)
+    if record.correction.bypass or method.ratio_to_sampler:
+        ratio_reference = "to the policy that sampled"
+        ratio = f"{ratio_reference}; old_log_probs {source}"
+    else:
+        ratio_reference = "to the policy of old_log_probs"
+        ratio = f"{ratio_reference}, which {source}"
+    taken = {}
+    for parameter, verl_key in record.loss.taken.items():
+        taken[parameter] = f"{verl_key['key']}={written(verl_key['given'])}"
+    return LossInWords(
+        in_line=f"{', '.join(in_line)}{unconstrained}",
+        ratio_reference=ratio_reference,
+        acts_in_line=limits.acts,
+        acts_in_row=limits.acts,
+        acts_at_ratio_one=limits.acts_at_ratio_one,
+        fields={
+            "loss": f"{name}, scope {settings.scope}: {SCOPES[settings.scope]}" if settings.adaptive else name,
+            "settings": describe_parameters(settings, group, differences),
+            "bounds": describe_bounds(method),
+            "ratio": ratio,
+            "taken": taken,
             "unused": unused,
             "risk": warn_of_no_lower_bound(settings, record),
-            "mask": mask_in_words(settings, to),
-            "cost": cost(settings, record),
+            "mask": describe_mask(settings, ratio_reference),
+            "cost": describe_cost(settings, record),
             "way_back": WAY_BACK,
-            "receipt": of_receipt(settings, record),
-        }
-    line = [
-        f"clipx: {loss}",
-        unused and f"{of_verls(unused)} not used",
-        term,
-        f"loss_agg_mode {common['averages']}",
-        *added,
-        missing,
-        biased,
-        untested and f"no test has run {', '.join(untested)}",
-        to and f"ratio {to}",
-        f"old_log_probs {source}",
-        f"{updates(record, acting, at_one)}{traced(settings)}",
-    ]
-    made = updates(record, of_row, at_one, in_full=True)
-    described = Description(loss_mode=loss_mode, of_the_plugin=True, updates=made, **of_rows, **common)
-    return dataclasses.replace(described, line="; ".join(filter(None, line)))
+            "receipt": describe_receipt(settings, record),
+        },
+    )
 
 
-def without_plugin(overrides: Sequence[str]) -> str | None:
+def describe_uncorrected_samples(record: RunRecord, settings: Settings | Observe) -> str | None:
+    """Return that samples may be stale and that nothing corrects for it; None if they cannot be, or something does."""
+    if not record.trainer.stale or keys.corrects_for_sampler(record.correction, settings):
+        return None
+    return "not corrected for the samples' staleness and for the rollout engine"
+
+
+def describe_bias_of_ratios(record: RunRecord, settings: Settings | Observe) -> str | None:
+    """Return which sampling settings bias the ratios to the rollout policy; None if none does, or there are none."""
+    mismatch = keys.find_log_prob_mismatch(record.sampling, record.rollout.name)
+    if mismatch is None or not record.sampling.returns_log_probs:
+        return None
+    # Without such a setting the loss has no ratio to the rollout policy.
+    use = "" if keys.find_ratio_to_sampler(record.correction, settings) else ", which only metrics use,"
+    return f"ratios to the rollout policy{use} are biased by {mismatch}: {mismatch.effect}"
+
+
+def describe_without_plugin(overrides: Sequence[str]) -> str | None:
     """Return what a verl without the plugin does with these overrides; None if they choose no group."""
     chosen = next((word for word in overrides if word.startswith(f"+{NODE}=")), None)
     if chosen is None:
@@ -221,49 +321,57 @@ def without_plugin(overrides: Sequence[str]) -> str | None:
     )
 
 
-def of_verls(unused: dict[str, Any]) -> str:
-    """Returns keys of verl's with their values, for a reader."""
-    return f"verl's {', '.join(f'{key}={written(value)}' for key, value in unused.items())}" if unused else ""
+def describe_keys(values: dict[str, Any]) -> str:
+    """Return keys of verl's, by their names below the actor, with their values; empty if there are none."""
+    if not values:
+        return ""
+    return f"verl's {', '.join(f'{key}={written(value)}' for key, value in values.items())}"
 
 
-def distillation_in_words(terms: Terms) -> str | None:
-    """Names the term that verl adds to the policy loss under distillation with task rewards; None without it."""
+def describe_distillation(terms: Terms) -> str | None:
+    """Return the term that verl adds to the policy loss under distillation with task rewards; None without it."""
     if not terms.distillation:
         return None
     coefficient = terms.distillation_coefficient
     return f"verl's distillation loss {terms.distillation_kind} is added to it with coefficient {coefficient}"
 
 
-def averages(record: RunRecord, settings: Settings | Observe) -> str:
-    """Returns verl's aggregation mode and, if it differs, the paper's."""
+def describe_averaging(record: RunRecord, settings: Settings | Observe) -> str:
+    """Return verl's aggregation mode and, if it differs, the paper's."""
     mode = record.aggregation_mode
     if not settings.trains:
         # Some of verl's own losses, such as its sapo, average in their own way.
-        return f"{shown(mode)}, if this loss follows it"
+        return f"{format_value(mode)}, if this loss follows it"
     paper = settings.paper_loss_agg_mode
     if paper in (None, mode):
         return mode
-    return f"{shown(mode)} (the paper {AVERAGES[paper]}; set {keys.LOSS_AGG_MODE}={paper} for that)"
+    return f"{format_value(mode)} (the paper {AVERAGES[paper]}; set {keys.LOSS_AGG_MODE}={paper} for that)"
 
 
-def corrections(record: RunRecord, settings: Settings | Observe) -> list[str]:
-    """Returns the corrections of the samples' weights, mask and probabilities."""
+def describe_corrections(record: RunRecord, settings: Settings | Observe) -> list[str]:
+    """Return the rollout correction, if any of it acts, and the sampling temperature, if it is not 1: a text each."""
     correction = record.correction
     temperature = record.sampling.temperature
-    applied: list[str] = []
-    # In bypass mode verl's trainers apply neither, and only the plugin's losses reject.
+    weights_and_rejection = []
+    # In bypass mode verl's trainers neither weigh nor reject. A loss of the plugin rejects by itself.
     if correction.weights is not None and not correction.bypass:
-        over = ", normalised over the batch" if correction.weights_normalised else ""
-        applied.append(f"rollout_is={correction.weights} (threshold {shown(correction.weights_threshold)}{over})")
+        normalised = ", normalised over the batch" if correction.weights_normalised else ""
+        threshold = format_value(correction.weights_threshold)
+        weights_and_rejection.append(f"rollout_is={correction.weights} (threshold {threshold}{normalised})")
     if correction.rejection is not None and (settings.trains or not correction.bypass):
-        by = " by the current weights" if correction.bypass else ""
-        applied.append(f"rollout_rs={correction.rejection}{by} (threshold {shown(correction.rejection_threshold)})")
-    corrected = [f"rollout correction {', '.join(applied)}"] if applied else []
-    return corrected + ([] if temperature in (None, 1) else [f"log-probabilities at temperature {shown(temperature)}"])
+        place = " in the loss, by the current policy" if correction.bypass else ""
+        threshold = format_value(correction.rejection_threshold)
+        weights_and_rejection.append(f"rollout_rs={correction.rejection}{place} (threshold {threshold})")
+    texts = []
+    if weights_and_rejection:
+        texts.append(f"rollout correction {', '.join(weights_and_rejection)}")
+    if temperature not in (None, 1):
+        texts.append(f"log-probabilities at temperature {format_value(temperature)}")
+    return texts
 
 
-def source_of_old_log_probs(record: RunRecord) -> str:
-    """Returns where verl's trainer gets old_log_probs from."""
+def describe_old_log_probs(record: RunRecord) -> str:
+    """Return what is true of old_log_probs, as a sentence without its subject: where verl's trainer gets them from."""
     if record.correction.bypass:
         return "are the rollout's own (bypass_mode)"
     if record.trainer.recomputes_old:
@@ -273,149 +381,231 @@ def source_of_old_log_probs(record: RunRecord) -> str:
     return "are the trainer's"
 
 
-def updates(record: RunRecord, acting: str, at_one: str = "", *, in_full: bool = False) -> str:
-    """Returns the number of updates per rollout batch, and whether limits can act.
+def describe_updates(record: RunRecord, acts: str, acts_at_ratio_one: str = "", *, in_full: bool = False) -> str:
+    """Return the number of updates per rollout batch, and whether limits can act.
 
     Args:
-        acting, at_one: as of `limits_in_words`.
-        in_full: whether the responses of each update, and the steps without any, are named too.
+        record: the run's.
+        acts, acts_at_ratio_one: as in `WeightLimits`.
+        in_full: whether the responses of each update, and the steps that train only the critic, are named too.
     """
     schedule = record.schedule
-    mini_batch = record.batch.mini_batch
-    responses = record.batch.responses
-    first = record.length.critic_warmup or 0
     size = ""
-    if in_full and mini_batch and responses:
-        noun = "response" if responses == 1 else "responses"
-        size = f" of {mini_batch} prompts x {responses} {noun}"
-    warmup = f"; steps before {first} update only the critic" if in_full and first > 1 else ""
+    warmup = ""
+    if in_full:
+        mini_batch = record.batch.mini_batch
+        responses = record.batch.responses
+        first_step_of_policy = record.length.critic_warmup or 0
+        if mini_batch and responses:
+            noun = "response" if responses == 1 else "responses"
+            size = f" of {mini_batch} prompts x {responses} {noun}"
+        if first_step_of_policy > 1:
+            warmup = f"; steps before {first_step_of_policy} update only the critic"
     if schedule.updates is None:
         return f"an unknown number of updates per rollout batch{warmup}"
     noun = "update" if schedule.updates == 1 else "updates"
     number = f"{schedule.updates} {noun}{size} per rollout batch"
     if len(schedule.passes) == 2:
         number += " and pass of Lopti"
-    if schedule.only_at_ratio_one and not at_one:
-        several = f"to make several updates, set {keys.MINI_BATCH} below data.train_batch_size"
-        idle = f"{acting or 'clipping'} has nothing else to act on"
-        return f"{number}, at ratio 1 but for rounding: {idle} ({several}){warmup}"
-    can_act = at_one if schedule.only_at_ratio_one else acting
-    if not can_act:
+    if schedule.only_at_ratio_one and not acts_at_ratio_one:
+        advice = f"to make several updates, set {keys.MINI_BATCH} below data.train_batch_size"
+        nothing_acts = f"{acts or 'clipping'} has nothing else to act on"
+        return f"{number}, at ratio 1 but for rounding: {nothing_acts} ({advice}){warmup}"
+    acts_in_run = acts_at_ratio_one if schedule.only_at_ratio_one else acts
+    if not acts_in_run:
         return f"{number}: nothing clips{warmup}"
-    return f"{number}: {can_act} can act{warmup}"
+    return f"{number}: {acts_in_run} can act{warmup}"
 
 
-def traced(settings: Settings | Observe) -> str:
-    """Returns what is traced, and to which folder, after a semicolon; empty if nothing is traced."""
+def describe_trace(settings: Settings | Observe) -> str | None:
+    """Return what is traced, and to which folder; None if nothing is traced."""
     trace = settings.trace
     if trace is None:
-        return ""
+        return None
     batches = "every rollout batch" if trace.every == 1 else f"one of {trace.every} rollout batches"
-    return f"; {100 * trace.fraction:g} % of the prompts traced in {batches}, to {trace.folder}"
+    return f"{100 * trace.fraction:g} % of the prompts traced in {batches}, to {trace.folder}"
 
 
-def limits_in_words(method: Method) -> tuple[str, str, str]:
-    """Returns what limits a method's weight, what of it can act where the ratio is not 1, and what where it is 1."""
-    limits = method.limits
-    roles = {*method.roles.values()}
-    nouns = " and ".join(dict.fromkeys(role for role in limits.values() if role not in (LOW, HIGH, BESIDE)))
-    beside = " and ".join(name for name, role in limits.items() if role == BESIDE)
-    on = "" if method.bounds_on == "ratio" else f" on the {method.bounds_on.format(**method.parameters)}"
-    if {LOW, HIGH} & {*limits.values()}:
-        limit = f"fixed bounds{on}"
-        acting = "clipping"
+class WeightLimits(NamedTuple):
+    """What limits a method's gradient weight, in words.
+
+    Attributes:
+        limit: such as "fixed bounds" or "a soft gate and no bounds".
+        acts: what can act on tokens whose ratio is not 1; empty if nothing can.
+        acts_at_ratio_one: what can act on tokens whose ratio to the policy of old_log_probs is 1; empty if nothing can.
+    """
+
+    limit: str
+    acts: str
+    acts_at_ratio_one: str
+
+
+def describe_limits(method: Method) -> WeightLimits:
+    """Return what limits a method's gradient weight: bounds, or else what shapes the weight, or else other limits."""
+    roles = method.limits.values()
+    # Such as "soft gate and penalty": roles that are nouns. Each occurs once, however many parameters have it.
+    shape = " and ".join(dict.fromkeys(role for role in roles if role not in (LOW, HIGH, BESIDE)))
+    other_limits = " and ".join(name for name, role in method.limits.items() if role == BESIDE)
+    bounded_quantity = ""
+    if method.bounds_on != "ratio":
+        bounded_quantity = f" on the {method.bounds_on.format(**method.parameters)}"
+    if LOW in roles or HIGH in roles:
+        limit = f"fixed bounds{bounded_quantity}"
+        acts = "clipping"
     elif not method.declares_limits:
+        # Only the code of its weight knows whether there is one.
         limit = "no bounds"
-        acting = "a limit inside the gradient weight"
-    elif nouns:
-        limit = f"a {nouns} and no bounds"
-        acting = f"the {nouns}"
-    elif method.solved_parameters or not roles - {BESIDE}:
-        limit = f"bounds of its own{on}"
-        acting = "clipping"
+        acts = "a limit inside the gradient weight"
+    elif computes_bounds(method):
+        limit = f"bounds of its own{bounded_quantity}"
+        acts = "clipping"
+    elif shape:
+        limit = f"a {shape} and no bounds"
+        acts = f"the {shape}"
+    elif other_limits:
+        limit = f"no bounds but {other_limits}"
+        acts = other_limits
     else:
-        limit = f"no bounds but {beside}" if beside else "no bounds"
-        acting = beside
+        limit = "no bounds"
+        acts = ""
     if not method.acts_at_ratio_one:
-        return limit, acting, ""
-    if nouns:
-        return limit, acting, f"the {nouns}"
-    return limit, acting, acting
-
-
-def bounds_of(method: Method) -> str:
-    """Returns a method's bounds and its other limits, by its parameters."""
-    values = {name: "∞" if value is None else shown(value) for name, value in method.parameters.items()}
-    by_role: dict[str, list[str]] = {}
-    for name, role in method.limits.items():
-        by_role.setdefault(role, []).append(name)
-    low, high = ([values[name] for name in by_role.pop(side, ())] for side in (LOW, HIGH))
-    if method.formula:
-        low, high, *equations = method.formula
-        symbols = "the width that holds {hold}" if method.solved_parameters else method.symbols
-        described = [*equations, symbols] if symbols else equations
-        bounds = ", ".join([f"{method.bounds_on} {interval(low or None, high)}", *described]).format(**values)
-    elif not {LOW, HIGH} & (roles := {*method.roles.values()} - {BESIDE}):
-        bounds = "bounds of its own" if method.declares_limits and not roles else "no bounds"
+        acts_at_ratio_one = ""
+    elif shape and not method.ratio_to_sampler:
+        acts_at_ratio_one = f"the {shape}"
     else:
-        bounds = f"{method.bounds_on} {interval(*low or [None], *high or [None])}"
-    beside = [f"{name} {values[name]}" for name in by_role.pop(BESIDE, ())]
-    shaped = [f"{role}: {', '.join(f'{name} {values[name]}' for name in names)}" for role, names in by_role.items()]
-    return "; ".join([bounds, *shaped, *beside])
+        # The ratio that is limited is to another policy, or only the code of the weight knows what acts.
+        acts_at_ratio_one = acts
+    return WeightLimits(limit, acts, acts_at_ratio_one)
 
 
-def interval(low: Any, high: Any) -> str:
-    """Returns two bounds in words; null means none."""
+def computes_bounds(method: Method) -> bool:
+    """Return whether a method that declares its limits has bounds that follow from the tokens, and from no parameter.
+
+    It does if a target is held, or if its parameters' roles name neither a bound nor what shapes the weight.
+    """
+    return bool(method.solved_parameters) or set(method.roles.values()) <= {BESIDE}
+
+
+def describe_bounds(method: Method) -> str:
+    """Return a method's bounds and its other limits, with the values of its parameters."""
+    values = {}
+    for name, value in method.parameters.items():
+        values[name] = "∞" if value is None else format_value(value)
+    names_by_role: dict[str, list[str]] = {}
+    for name, role in method.limits.items():
+        names_by_role.setdefault(role, []).append(name)
+    low = [values[name] for name in names_by_role.pop(LOW, [])]
+    high = [values[name] for name in names_by_role.pop(HIGH, [])]
+    other_limits = names_by_role.pop(BESIDE, [])
+    declares_bounds = LOW in method.roles.values() or HIGH in method.roles.values()
+    if method.formula:
+        lower, upper, *equations = method.formula
+        symbols = method.symbols
+        if method.solved_parameters:
+            symbols = "the width that holds {hold}"
+        if symbols:
+            equations.append(symbols)
+        text = ", ".join([f"{method.bounds_on} {describe_interval(lower or None, upper)}", *equations])
+        parts = [text.format(**values)]
+    elif declares_bounds:
+        interval = describe_interval(low[0] if low else None, high[0] if high else None)
+        parts = [f"{method.bounds_on} {interval}"]
+    elif method.declares_limits and computes_bounds(method):
+        parts = ["bounds of its own"]
+    else:
+        parts = ["no bounds"]
+    for role, names in names_by_role.items():
+        parts.append(f"{role}: {', '.join(f'{name} {values[name]}' for name in names)}")
+    parts += [f"{name} {values[name]}" for name in other_limits]
+    return "; ".join(parts)
+
+
+def describe_interval(low: Any, high: Any) -> str:
+    """Return two bounds in words; None means that there is no such bound."""
+    if low is None and high is None:
+        return "without bounds"
     if low is None:
-        return "without bounds" if high is None else f"up to {shown(high)}"
-    return f"from {shown(low)}" if high is None else f"{shown(low)} to {shown(high)}"
+        return f"up to {format_value(high)}"
+    if high is None:
+        return f"from {format_value(low)}"
+    return f"{format_value(low)} to {format_value(high)}"
 
 
-def settings_of(settings: Settings, group: str | None, differing: dict[str, str]) -> str:
-    """Returns a method's parameters, and whose they are: `alpha 3, epsilon_base 0.2, 5 bins: the paper's`."""
-    guards = {field.name for field in dataclasses.fields(settings.method) if field.metadata.get("role") == GUARD}
-    own = [
-        f"{shown(value)} {name}" if isinstance(value, int) and name.endswith("s") else f"{name} {shown(value)}"
-        for name, value in settings.method.parameters.items()
-        if name not in guards and not isinstance(value, bool | str) and value
-    ]
-    not_of_loss = (*NOT_TRAINED, *settings.method.solved_parameters)
-    changed = [text for name, text in differing.items() if name not in not_of_loss]
+def describe_parameters(settings: Settings, group: str | None, differences: dict[str, str]) -> str:
+    """Return a method's parameters, and where they come from: `alpha 3, epsilon_base 0.2, 5 bins: the paper's`.
+
+    Args:
+        settings: the run's clipx node.
+        group: the group that was chosen; None if unknown.
+        differences: by `describe_differences`.
+    """
+    method = settings.method
+    guards = {field.name for field in dataclasses.fields(method) if field.metadata.get("role") == GUARD}
+    parameters = []
+    for name, value in method.parameters.items():
+        if name in guards or isinstance(value, bool | str) or not value:
+            continue
+        is_count = isinstance(value, int) and name.endswith("s")
+        parameters.append(f"{format_value(value)} {name}" if is_count else f"{name} {format_value(value)}")
+    changes = []
     if settings.hold is not None:
-        changed.insert(0, f"bounds that hold {settings.method.held_target}")
-    whose = "the released code's" if str(group).endswith("_reference") else "the paper's"
-    if group in (None, "custom") or not own_settings(group):
-        whose = "its group's" if group else "its defaults"
-    whose += f" but for {', '.join(changed)}" if changed else ""
-    return f"{', '.join(own) or 'no parameters'}: {whose}"
+        changes.append(f"bounds that hold {method.held_target}")
+    for name, text in differences.items():
+        if name not in (*NOT_TRAINED, *method.solved_parameters):
+            changes.append(text)
+    if not group:
+        origin = "its defaults"
+    elif group == "custom" or not own_settings(group):
+        origin = "its group's"
+    elif group.endswith("_reference"):
+        origin = "the released code's"
+    else:
+        origin = "the paper's"
+    if changes:
+        origin += f" but for {', '.join(changes)}"
+    return f"{', '.join(parameters) or 'no parameters'}: {origin}"
 
 
-def cost(settings: Settings, record: RunRecord) -> str:
-    """Returns what the loss costs beyond verl's own."""
+def describe_cost(settings: Settings, record: RunRecord) -> str:
+    """Return the passes that the loss adds to those of verl's own loss, and their measured share of an update's time.
+
+    Where the extra pass is due to clipx.scope=mini_batch, the text names the scope that needs none.
+    """
     schedule = record.schedule
-    extra = [f"one extra forward pass {schedule.extra_passes}"] if schedule.extra_passes else []
-    passes = list(extra)
-    if len(schedule.passes) == 2:
+    has_second_pass = len(schedule.passes) == 2
+    passes = []
+    if schedule.extra_passes:
+        passes.append(f"one extra forward pass {schedule.extra_passes}")
+    if has_second_pass:
         passes.append("a second pass of each update (Lopti)")
-    of_scope = extra and settings.adaptive and settings.scope == "mini_batch" and not schedule.selects_by_pass
+    text = " and ".join(passes) or "no extra pass"
+
+    is_due_to_scope = settings.adaptive and settings.scope == "mini_batch" and not schedule.selects_by_pass
+    # `Settings` refuses lagged statistics with a second stage. Entropy takes a pass under each scope.
     can_lag = not schedule.second_stage and "entropy" not in settings.method.asks_for
-    costs = read_costs()
-    # What costs time, each with its key in the measured costs.
-    made = {}
+    if schedule.extra_passes and is_due_to_scope and can_lag:
+        text += f"; {NODE}.scope=lagged needs no extra pass"
+
+    # From what costs time to its key in the measured costs.
+    key_by_cause = {}
     if schedule.extra_passes == "before each update":
-        made["the extra pass"] = "mini_batch"
+        key_by_cause["the extra pass"] = "mini_batch"
     if settings.adaptive and settings.scope == "lagged":
-        made[f"{NODE}.scope=lagged"] = "lagged"
-    if len(schedule.passes) == 2:
-        made["Lopti"] = "lopti"
-    more = [f"{costs['update_of_vanilla'][key] - 1:.0%} for {what}" for what, key in made.items()]
-    share = f"; measured {costs['where']}, of an update's time: {', '.join(more)} ({costs['source']})" if more else ""
-    lag = f"; {NODE}.scope=lagged needs none" if of_scope and can_lag else ""
-    return f"{' and '.join(passes) or 'no extra pass'}{lag}{share.replace('%', ' %')}"
+        key_by_cause[f"{NODE}.scope=lagged"] = "lagged"
+    if has_second_pass:
+        key_by_cause["Lopti"] = "lopti"
+    if key_by_cause:
+        costs = read_costs()
+        shares = []
+        for cause, key in key_by_cause.items():
+            share = costs["update_of_vanilla"][key] - 1
+            shares.append(f"{100 * share:.0f} % for {cause}")
+        text += f"; measured {costs['where']}, of an update's time: {', '.join(shares)} ({costs['source']})"
+    return text
 
 
 def warn_of_no_lower_bound(settings: Settings, record: RunRecord) -> str | None:
-    """Warns that above some spread of the ratio the lower bound is 0, so that nothing is clipped from below.
+    """Return a warning that from some spread of the ratio on the lower bound is 0, so that nothing is clipped below.
 
     Returns:
         The warning; None if it cannot happen.
@@ -430,66 +620,96 @@ def warn_of_no_lower_bound(settings: Settings, record: RunRecord) -> str | None:
     )
 
 
-def mask_in_words(settings: Settings, to: str) -> str | None:
-    """Returns what a mask takes out, and by which ratio; None without one. `to`: the policy that the clip's is to."""
+def describe_mask(settings: Settings, ratio_reference: str) -> str | None:
+    """Return what a mask takes out, and by which ratio; None without a mask.
+
+    Args:
+        settings: the run's clipx node.
+        ratio_reference: in words, the policy that the clip's ratio refers to.
+    """
     mask = settings.mask
     if mask is None:
         return None
-    parameters = ", ".join(f"{field.name} {shown(getattr(mask, field.name))}" for field in dataclasses.fields(mask))
-    says = (type(mask).__doc__ or " ").split("\n")[0].rstrip(".")
+    parameters = [f"{field.name} {format_value(getattr(mask, field.name))}" for field in dataclasses.fields(mask)]
+    meaning = (type(mask).__doc__ or " ").split("\n")[0].rstrip(".")
     compared = "policy of old_log_probs" if mask.of_old_policy else "current policy"
     return (
-        f"{mask.rule} ({parameters}) {says[0].lower()}{says[1:]}; it compares the {compared} with the one that "
-        f"sampled. The clip acts on what is left, by the ratio {to}"
+        f"{mask.rule} ({', '.join(parameters)}) {meaning[0].lower()}{meaning[1:]}; it compares the {compared} with the "
+        f"one that sampled. The clip acts on what is left, by the ratio {ratio_reference}"
     )
 
 
-def of_receipt(settings: Settings, record: RunRecord) -> str:
-    """Returns what happens if the gradient of the first rollout batch is not the announced one."""
+def describe_receipt(settings: Settings, record: RunRecord) -> str:
+    """Return what happens if the gradient of the first rollout batch is not the announced one."""
     if settings.receipt == "off":
         return "off: nothing checks that this loss is what the run trains"
     if settings.receipt == "warn":
         return "warns if the first rollout batch trains another loss"
-    always = "stops the run if the first rollout batch trains another loss"
+    stops = "stops the run if the first rollout batch trains another loss"
     if settings.receipt == "stop" or not record.untested:
-        return always
-    return f"{always}; its checks of the engine, which no test has run, only warn"
+        return stops
+    return f"{stops}; its checks of the engine, which no test has run, only warn"
 
 
-def differences(settings: Settings, record: RunRecord, of_group: dict[str, Any]) -> dict[str, str]:
-    """Returns the parameters that differ from the group, each with both values and, if verl's key set it, this key."""
+def describe_differences(settings: Settings, record: RunRecord, group_values: dict[str, Any]) -> dict[str, str]:
+    """Return the parameters that differ from the group, each with both values and where its own comes from.
+
+    Args:
+        settings: the run's clipx node.
+        record: the run's.
+        group_values: what the group sets; the other parameters are held against their defaults.
+
+    Returns:
+        By the parameter's name: its value and, in brackets, the group's, the key of verl's that set it, if one did, and
+        whether the value is unusual.
+    """
     values = {**vars(settings), **vars(settings.method)}
-    changes = {}
+    differences = {}
     for parameter in (*dataclasses.fields(settings.method), *dataclasses.fields(settings)):
         name = parameter.name
-        value = values[parameter.name]
-        source = ""
-        before = of_group.get(name, parameter.default)
-        if name in ("method", "trace", "paper_loss_agg_mode", "hold") or value == before:
+        value = values[name]
+        group_value = group_values.get(name, parameter.default)
+        if name in ("method", "trace", "paper_loss_agg_mode", "hold") or value == group_value:
             continue
-        if taken := record.loss.taken.get(name):
-            source = f"; from {keys.ACTOR}.{taken['key']}={written(taken['given'])}"
+        value_in_words = format_value(value)
+        group_value_in_words = format_value(group_value)
+        if value_in_words == group_value_in_words:
+            # They differ only after their sixth digit.
+            value_in_words = written(value)
+            group_value_in_words = written(group_value)
+        source = ""
+        verl_key = record.loss.taken.get(name)
+        if verl_key:
+            source = f"; from {keys.ACTOR}.{verl_key['key']}={written(verl_key['given'])}"
         elif name == "compile" and value is False and record.loss.uncompiled_by:
             source = f"; from {record.loss.uncompiled_by}=False"
         elif name in settings.method.solved_parameters:
             source = f"; not used, {NODE}.hold solves for the bounds"
-        changes[name] = f"{name}={shown(value)} (group: {shown(before)}{source}{unusual(parameter, value)})"
-    return changes
+        remark = remark_on_unusual(parameter, value)
+        differences[name] = f"{name}={value_in_words} (group: {group_value_in_words}{source}{remark})"
+    return differences
 
 
-def unusual(field: dataclasses.Field, value: Any) -> str:
-    """Returns a remark on a value outside its usual range, for `differences`; empty if there is nothing to remark."""
-    usual = field.metadata["allowed"].usual
+def remark_on_unusual(parameter: dataclasses.Field, value: Any) -> str:
+    """Return a remark on a value outside its parameter's usual range; empty if there is nothing to remark."""
+    usual = parameter.metadata["allowed"].usual
     if usual is None or value is None or usual[0] <= value <= usual[1]:
         return ""
-    return f"; unusual, mostly {shown(usual[0])} to {shown(usual[1])}"
+    return f"; unusual, mostly {format_value(usual[0])} to {format_value(usual[1])}"
 
 
-def shown(value: Any) -> str:
-    """Returns a value as it is written on the command line; a modifier's includes its parameters."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
+def format_value(value: Any) -> str:
+    """Return a value for a reader: null and true as YAML has them, a number with at most six digits.
+
+    A modifier is its class with its parameters. `refusal.written` is for what a reader may copy into a command.
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
     if dataclasses.is_dataclass(value):
-        fields = (f"{field.name}={shown(getattr(value, field.name))}" for field in dataclasses.fields(value))
+        fields = [f"{field.name}={format_value(getattr(value, field.name))}" for field in dataclasses.fields(value)]
         return f"{type(value).__name__}({', '.join(fields)})"
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
+    if isinstance(value, int | float):
+        return f"{value:g}"
+    return str(value)

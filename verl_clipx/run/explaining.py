@@ -27,7 +27,14 @@ from verl_clipx.common.secrets import redact
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.base.refusal import Refusal, written
 from verl_clipx.run.config import clip_range
-from verl_clipx.run.description import IF_IT_CLIPS, Description, interval, shown, updates, without_plugin
+from verl_clipx.run.description import (
+    IF_IT_CLIPS,
+    Description,
+    describe_interval,
+    describe_updates,
+    describe_without_plugin,
+    format_value,
+)
 from verl_clipx.run.divisibility import counted_nothing, what_does_not_divide, wrong_numbers
 from verl_clipx.run.explain import EXPLAIN
 from verl_clipx.run.keys import (
@@ -103,7 +110,7 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
             f"{written(loss_mode)}, verl's own loss; the plugin has no part in this run",
             loss_mode,
             bounds=bounds_of_verl(record.loss),
-            updates=updates(record, what_acts, in_full=True),
+            updates=describe_updates(record, what_acts, in_full=True),
             averages=record.aggregation_mode if loss_mode == "vanilla" else None,
             of_verl=terms(config, record),
             **common,
@@ -128,7 +135,7 @@ def bounds_of_verl(loss: Loss) -> str:
     """Returns the bounds of verl's own loss in words. They are known only for vanilla, verl's default loss."""
     if loss.mode != "vanilla":
         return f"those of verl's own loss {written(loss.mode)}, which the plugin does not know"
-    bounds = f"ratio {interval(*clip_range(loss.widths))}"
+    bounds = f"ratio {describe_interval(*clip_range(loss.widths))}"
     dual_clip = loss.widths.get("clip_ratio_c")
     if dual_clip is None:
         return f"{bounds}; clip_ratio_c null, at which verl stops"
@@ -142,15 +149,15 @@ def terms(config: DictConfig, record: RunRecord) -> list[str]:
     recorded = record.terms
     in_words = []
     if recorded.entropy:
-        in_words.append(f"entropy bonus {shown(recorded.entropy)}")
+        in_words.append(f"entropy bonus {format_value(recorded.entropy)}")
     else:
         in_words.append("no entropy bonus")
     if recorded.kl_loss:
-        in_words.append(f"KL loss {shown(recorded.kl_loss_kind)} {shown(recorded.kl_loss_coefficient)}")
+        in_words.append(f"KL loss {format_value(recorded.kl_loss_kind)} {format_value(recorded.kl_loss_coefficient)}")
     else:
         in_words.append("no KL loss")
     if recorded.kl_in_reward:
-        in_words.append(f"KL penalty in the rewards {shown(recorded.kl_in_reward_coefficient)}")
+        in_words.append(f"KL penalty in the rewards {format_value(recorded.kl_in_reward_coefficient)}")
     with warnings.catch_warnings():
         # verl warns of each run that has none.
         warnings.simplefilter("ignore")
@@ -332,7 +339,7 @@ def with_command_line(description: Description) -> Description:
     return dataclasses.replace(
         description,
         arguments=[*hydra.overrides.task, *hydra.overrides.hydra],
-        without_plugin=without_plugin(hydra.overrides.task) if description.of_the_plugin else None,
+        without_plugin=describe_without_plugin(hydra.overrides.task) if description.of_the_plugin else None,
     )
 
 

@@ -22,16 +22,18 @@ if TYPE_CHECKING:
     from verl_clipx.run.config import Observe, Settings
 
 Values = Mapping[str, Any]
-Test = Callable[[Values, "Settings | Observe"], Iterator[Refusal]]
+# Yields the reasons for which a run with these values, and with this clipx node, is refused.
+Refuser = Callable[[Values, "Settings | Observe"], Iterator[Refusal]]
 
-# What may become of a key.
+# What may become of a key, its fate.
 READ_BY_VERL = "read by verl as always"
 TAKEN = "taken over or not used"
 REFUSED = "refused"
 IRRELEVANT = "irrelevant"
+# In place of a default: the plugin does not read the key.
 NOT_READ = object()
 
-# What reads a key.
+# What reads a key, its reader.
 LOSSES = "verl's own losses"
 BYPASS_LOSS = "verl's bypass loss"
 CORRECTION = "verl's rollout correction"
@@ -49,9 +51,10 @@ class Row(NamedTuple):
 
     Attributes:
         key: the full key.
-        fate: one of the four above. A key that verl reads may have values that are refused.
-        reader: what reads it, or why it does not matter; a sentence for people. `misplaced` alone looks at it: a key of
-            the actor's that LOSSES, AGGREGATION or BESIDE reads is refused where nothing reads it.
+        fate: `READ_BY_VERL`, `TAKEN`, `REFUSED` or `IRRELEVANT`. Some values of a key that verl reads may be refused.
+        reader: words for people: what reads it, or why it does not matter. Only `refuse_misplaced_keys` compares them:
+            it refuses a key that has the name of one of the actor's keys for `LOSSES`, `AGGREGATION` or `BESIDE`, and
+            is in a place where nothing reads it.
         default: its value where the configuration lacks it; `NOT_READ` if the plugin does not look at it.
         on_path: whether verl reads it on the way to the loss.
         refusal: yields why a run with its value is refused. Its docstring says when, for docs/support.md.
@@ -62,42 +65,47 @@ class Row(NamedTuple):
     reader: str
     default: Any = NOT_READ
     on_path: bool = True
-    refusal: Test | None = None
+    refusal: Refuser | None = None
 
 
 ROWS: dict[str, Row] = {}
 
 
-def declare(name: str, fate: str, reader: str, default: Any = NOT_READ, *, on_path: bool = True) -> str:
-    """Gives a key its row, and returns it."""
-    if name in ROWS:
-        raise ValueError(f"{name} has a row already")
-    ROWS[name] = Row(name, fate, reader, default, on_path)
-    return name
+def declare(key: str, fate: str, reader: str, default: Any = NOT_READ, *, on_path: bool = True) -> str:
+    """Give a key its row, and return the key; the arguments are the attributes of `Row`."""
+    if key in ROWS:
+        raise ValueError(f"{key} has a row already")
+    ROWS[key] = Row(key, fate, reader, default, on_path)
+    return key
 
 
-def declare_all(fate: str, reader: str, below: str, *names: str, **row: Any) -> tuple[str, ...]:
-    """Gives each key in a node a row, as `declare` does, and returns the full keys."""
-    return tuple(declare(f"{below}.{name}", fate, reader, **row) for name in names)
+def declare_all(fate: str, reader: str, node: str, *names: str, **arguments: Any) -> tuple[str, ...]:
+    """Give each of these keys in a node a row, and return the full keys; the arguments are those of `declare`."""
+    return tuple(declare(f"{node}.{name}", fate, reader, **arguments) for name in names)
 
 
-def refuses(name: str) -> Callable[[Test], Test]:
-    """Puts the decorated test on a key's row.
+def refuses(key: str) -> Callable[[Refuser], Refuser]:
+    """Store the decorated function as the `refusal` of a key's row.
 
-    The test's docstring says when the key is refused. It is the key's line in docs/support.md
-    (scripts/key_tables.py).
+    Its docstring says for which values the key is refused: scripts/key_tables.py prints it as the key's line in
+    docs/support.md.
+
+    Raises:
+        ValueError: the row has such a function already.
     """
 
-    def put(test: Test) -> Test:
-        ROWS[name] = ROWS[name]._replace(refusal=test)
-        return test
+    def store(refuser: Refuser) -> Refuser:
+        if ROWS[key].refusal is not None:
+            raise ValueError(f"{key} is refused by {ROWS[key].refusal.__name__} already")
+        ROWS[key] = ROWS[key]._replace(refusal=refuser)
+        return refuser
 
-    return put
+    return store
 
 
-def chosen(node: "Settings | Observe") -> str:
-    """Returns the name of a node in a message."""
-    return f"+{NODE}={OBSERVE}" if not node.trains else f"the method {node.method.name}"
+def name_loss(node: "Settings | Observe") -> str:
+    """Return what a message calls the loss that a clipx node chooses."""
+    return f"the method {node.method.name}" if node.trains else f"+{NODE}={OBSERVE}"
 
 
 # --- The loss --------------------------------------------------------------------------------------------------------
@@ -109,7 +117,8 @@ FACTS = f"{POLICY_LOSS}.run"
 # The nodes that the plugin keeps in verl's (configs/clipx/base.yaml).
 OF_THE_PLUGIN = (FACTS, f"{POLICY_LOSS}.{NODE}")
 
-# Keys of verl's own losses, under the actor, with verl's defaults. dro_beta has none in verl, whose dro stops without.
+# Keys of verl's own losses, under the actor, with verl's defaults. verl gives dro_beta no default, and its loss dro
+# stops where it is not set.
 CLIP_KEYS: dict[str, Any] = {
     "clip_ratio": 0.2,
     "clip_ratio_low": 0.2,
@@ -138,8 +147,8 @@ LOCAL = "local"
 declare_all(IRRELEVANT, "verl's LOCAL alone, whose loss_mode is refused", POLICY_LOSS, "local_eta", "local_topk")
 
 
-def another_loss(loss_mode: str, settings: "Settings") -> Iterator[Refusal]:
-    """Refuses a loss_mode that names another loss than the clipx node does."""
+def refuse_another_loss(loss_mode: str, settings: "Settings") -> Iterator[Refusal]:
+    """Yield a refusal if loss_mode names another loss than the clipx node does."""
     name = settings.method.name
     if loss_mode not in ("clipx_custom", f"clipx_{name}"):
         reason = f"contradicts {NODE}.method={name}: verl would train the loss that it names"
@@ -148,14 +157,14 @@ def another_loss(loss_mode: str, settings: "Settings") -> Iterator[Refusal]:
 
 
 @refuses(LOSS_MODE)
-def other_loss(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_other_loss(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """any value other than the group's own; under observe, any that is not verl's, and verl's loss on logits (local)"""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     loss_mode = str(values[LOSS_MODE])
     known = sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(f"{NODE}_"))
     if node.trains:
-        yield from another_loss(loss_mode, node)
+        yield from refuse_another_loss(loss_mode, node)
     elif loss_mode.startswith(f"{NODE}_"):
         reason = f"+{NODE}={OBSERVE} is for verl's own losses; the plugin's have these metrics anyway"
         by_group = f"Remove loss_mode, which +{NODE}={loss_mode[6:]} sets by itself"
@@ -173,12 +182,12 @@ POLICY_LOSS_CORRECTION = declare(f"{POLICY_LOSS}.rollout_correction", REFUSED, B
 
 
 @refuses(POLICY_LOSS_CORRECTION)
-def misplaced_correction(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_misplaced_correction(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """any setting: only verl's bypass loss reads it"""
     correction = values[POLICY_LOSS_CORRECTION] or {}
     if node.trains and correction:
         key, value = next(iter(correction.items()))
-        reason = f"only verl's own loss bypass_mode reads it there, and {chosen(node)} would ignore it"
+        reason = f"only verl's own loss bypass_mode reads it there, and {name_loss(node)} would ignore it"
         advice = "Set a run's corrections under algorithm.rollout_correction."
         yield Refusal(f"{POLICY_LOSS_CORRECTION}.{key}", value, reason, advice)
 
@@ -187,8 +196,8 @@ LOSS_AGG_MODE = declare(f"{ACTOR}.loss_agg_mode", READ_BY_VERL, AGGREGATION, "to
 LOSS_SCALE_FACTOR = declare(f"{ACTOR}.loss_scale_factor", READ_BY_VERL, AGGREGATION, None)
 
 
-def padded_length(loss_agg_mode: str, loss_scale_factor: Any) -> Iterator[Refusal]:
-    """Refuses to divide a sum over a sequence by a length that depends on the micro-batch, as verl would."""
+def refuse_padded_length(loss_agg_mode: str, loss_scale_factor: Any) -> Iterator[Refusal]:
+    """Yield a refusal if verl would divide a sum over a sequence by a length that depends on the micro-batch."""
     if loss_agg_mode == "seq-mean-token-sum-norm" and loss_scale_factor is None:
         reason = f"with {LOSS_SCALE_FACTOR}=null verl would divide by the padded length of each micro-batch"
         advice = f"Set {LOSS_SCALE_FACTOR} to a constant, for example ${{data.max_response_length}}."
@@ -196,10 +205,10 @@ def padded_length(loss_agg_mode: str, loss_scale_factor: Any) -> Iterator[Refusa
 
 
 @refuses(LOSS_AGG_MODE)
-def no_constant_length(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_inconstant_length(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """seq-mean-token-sum-norm without loss_scale_factor: verl would divide by a padded length"""
     if node.trains:
-        yield from padded_length(values[LOSS_AGG_MODE], values[LOSS_SCALE_FACTOR])
+        yield from refuse_padded_length(values[LOSS_AGG_MODE], values[LOSS_SCALE_FACTOR])
 
 
 declare_all(READ_BY_VERL, BESIDE, ACTOR, "entropy_coeff", "use_kl_loss", "kl_loss_coef", "kl_loss_type")
@@ -224,7 +233,7 @@ CENTERING = declare(f"{OF_CORRECTION}.score_centering", REFUSED, BYPASS_LOSS, No
 
 
 def correction_of(values: Values) -> Correction:
-    """Returns verl's rollout correction as a configuration has it."""
+    """Return verl's rollout correction as a configuration has it."""
     threshold, normalised = WITH_ROLLOUT_IS
     return Correction(
         bypass=values.get(BYPASS),
@@ -237,7 +246,7 @@ def correction_of(values: Values) -> Correction:
 
 
 @refuses(ROLLOUT_IS)
-def weights_count_twice(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_counting_weights_twice(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """in bypass mode, and with a method whose ratio is taken against the sampler: it would correct twice"""
     if not node.trains or values[ROLLOUT_IS] is None or not (values[BYPASS] or node.method.ratio_to_sampler):
         return
@@ -248,17 +257,17 @@ def weights_count_twice(values: Values, node: "Settings | Observe") -> Iterator[
         because = f"{NODE}.behaviour=rollout"
         other = f"{NODE}.behaviour=old"
     else:
-        because = chosen(node)
+        because = name_loss(node)
         other = "choose another method"
     reason = (
-        f"with {because} the ratio of {chosen(node)} is already relative to the policy that sampled, and the weights "
-        "would correct for that policy a second time"
+        f"with {because} the ratio of {name_loss(node)} is already relative to the policy that sampled, and the "
+        "weights would correct for that policy a second time"
     )
     yield Refusal(ROLLOUT_IS, values[ROLLOUT_IS], reason, f"Set {ROLLOUT_IS}=null, or {other}.")
 
 
 @refuses(BYPASS)
-def mask_without_effect(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_mask_without_effect(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """True together with a mask that compares the old policy with the sampler: in bypass mode they are the same"""
     mask = node.mask if node.trains else None
     if values[BYPASS] and mask is not None and mask.of_old_policy:
@@ -270,23 +279,31 @@ def mask_without_effect(values: Values, node: "Settings | Observe") -> Iterator[
 
 
 @refuses(WITH_ROLLOUT_IS[0])
-def weights_verl_refuses(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_weights_with_verl(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """this and rollout_is, if verl's own code refuses them; it would do so at the first batch"""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
-    yield from refused_by_verl(compute_rollout_correction_weights, values, ROLLOUT_IS, WITH_ROLLOUT_IS[0])
+    yield from refuse_with_verl(compute_rollout_correction_weights, values, ROLLOUT_IS, WITH_ROLLOUT_IS[0])
 
 
 @refuses(ROLLOUT_RS)
-def rejection_verl_refuses(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_rejection_with_verl(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """this and its threshold, if verl's own code refuses them"""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 
-    yield from refused_by_verl(compute_rollout_rejection_mask, values, ROLLOUT_RS, WITH_ROLLOUT_RS[0])
+    yield from refuse_with_verl(compute_rollout_rejection_mask, values, ROLLOUT_RS, WITH_ROLLOUT_RS[0])
 
 
-def refused_by_verl(correct: Callable, values: Values, key: str, threshold: str) -> Iterator[Refusal]:
-    """Yields verl's own objection, tried on two sequences; a run would meet it only with the first batch."""
+def refuse_with_verl(correct: Callable, values: Values, key: str, threshold: str) -> Iterator[Refusal]:
+    """Yield the objection of verl's own function, called with two made-up sequences.
+
+    A run would meet this objection only with its first batch.
+
+    Args:
+        correct: verl's function.
+        values: from `read`.
+        key, threshold: the key that switches the correction on, and that of its threshold.
+    """
     import torch
 
     if values[key] is None:
@@ -300,27 +317,27 @@ def refused_by_verl(correct: Callable, values: Values, key: str, threshold: str)
 
 
 @refuses(LOSS_TYPE)
-def other_bypass_loss(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_other_bypass_loss(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """anything but ppo_clip: only verl's bypass loss reads it"""
     loss_type = values[LOSS_TYPE]
     advice = f"Set {LOSS_TYPE}=ppo_clip, or leave out +{NODE} to train verl's."
     if node.trains and loss_type not in (None, "ppo_clip"):
-        reason = f"only verl's own bypass loss reads it, and {chosen(node)} would ignore it"
+        reason = f"only verl's own bypass loss reads it, and {name_loss(node)} would ignore it"
         yield Refusal(LOSS_TYPE, loss_type, reason, advice)
 
 
 @refuses(CENTERING)
-def other_loss_for_centering(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_other_loss_for_centering(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """true: verl then trains a loss of its own for it; under observe, because that loss acts on logits too"""
     if not values[CENTERING]:
         return
     if node.trains:
-        reason = f"verl then trains its own loss instead of {chosen(node)}"
+        reason = f"verl then trains its own loss instead of {name_loss(node)}"
     else:
         # The most probable tokens nearly always include the one that was sampled.
         reason = (
             "verl's loss then also acts on the logits of the most probable tokens, of which "
-            f"{chosen(node)} sees none, so that it would show only a part of what happens to a token"
+            f"{name_loss(node)} sees none, so that it would show only a part of what happens to a token"
         )
     yield Refusal(CENTERING, True, reason, f"Set {CENTERING}=False, or leave out +{NODE} to train verl's.")
 
@@ -353,11 +370,11 @@ declare_all(
 
 
 @refuses(TASK_REWARDS)
-def no_task_rewards(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_no_task_rewards(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """False under distillation: verl would train no policy loss"""
     if values[DISTILLATION] and not values[TASK_REWARDS]:
         effect = "would describe a loss that is not trained" if not node.trains else "would train nothing"
-        reason = f"with {DISTILLATION}=True verl trains only its distillation loss, so that {chosen(node)} {effect}"
+        reason = f"with {DISTILLATION}=True verl trains only its distillation loss, so that {name_loss(node)} {effect}"
         advice = f"Set {TASK_REWARDS}=True, which adds the distillation loss to the policy loss, or leave out +{NODE}."
         yield Refusal(TASK_REWARDS, values[TASK_REWARDS], reason, advice)
 
@@ -368,22 +385,22 @@ declare_all(READ_BY_VERL, "the critic's own loss", CRITIC, "loss_agg_mode", "los
 # --- The trainer: keys beside the path to the loss from here on ------------------------------------------------------
 
 
-def declare_beside(name: str, reader: str, default: Any = None) -> str:
-    """Gives a key that verl reads beside the path to the loss its row, and returns it.
+def declare_beside(key: str, reader: str, default: Any = None) -> str:
+    """Give a key that verl reads, though not on the way to the loss, its row, and return the key.
 
     Args:
-        name: the full key.
+        key: the full key.
         reader: as in `Row`.
         default: as in `Row`. The plugin reads the key with every configuration unless this is `NOT_READ`.
     """
-    return declare(name, READ_BY_VERL, reader, default, on_path=False)
+    return declare(key, READ_BY_VERL, reader, default, on_path=False)
 
 
 EPOCHS = declare_beside(f"{ACTOR}.ppo_epochs", UPDATES, 1)
 
 
 @refuses(EPOCHS)
-def no_update(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_no_update(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """below 1: no update would be made"""
     epochs = values[EPOCHS]
     if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
@@ -400,27 +417,32 @@ STEPS_A_VERSION = declare_beside("async_training.trigger_parameter_sync_step", U
 ROLLOUT_NODES = declare_beside("rollout.nnodes", TRAINER)
 MINI_BATCHES_AT_ONCE = declare_beside("async_training.require_batches", UPDATES)
 TRAINER_MODE = declare_beside("trainer.v1.trainer_mode", TRAINER)
-# Of verl after 0.9: the group that it names, and the key that it sets.
+# Of verl after 0.9: the configuration group that chooses a backend, and the key that this group sets.
 REMOTE_GROUP = declare_beside("remote_backend", TRAINER)
 REMOTE_BACKEND = declare_beside("trainer.remote_backend", TRAINER)
 RUNTIME = declare_beside("runtime.backend", TRAINER)
 
 
 @refuses(TRAINER_MODE)
-def loss_elsewhere(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_loss_elsewhere(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """remote_backend, even if selected by its own keys: the loss would run where the plugin has no worker"""
-    named = {TRAINER_MODE: "remote_backend"} if values[TRAINER_MODE] == "remote_backend" else {}
-    named |= {key: values[key] for key in (REMOTE_BACKEND, REMOTE_GROUP) if values[key] is not None}
-    for key, value in list(named.items())[:1]:
-        reason = f"the loss then runs in that backend and not in verl's workers, where {chosen(node)} acts"
-        yield Refusal(key, value, reason, f"Train with verl's own workers, or leave out +{NODE}.")
+    if values[TRAINER_MODE] == "remote_backend":
+        key = TRAINER_MODE
+    elif values[REMOTE_BACKEND] is not None:
+        key = REMOTE_BACKEND
+    elif values[REMOTE_GROUP] is not None:
+        key = REMOTE_GROUP
+    else:
+        return
+    reason = f"the loss then runs in that backend and not in verl's workers, where {name_loss(node)} acts"
+    yield Refusal(key, values[key], reason, f"Train with verl's own workers, or leave out +{NODE}.")
 
 
 @refuses(RUNTIME)
-def another_runtime(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_other_runtime(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """other than ray, on which the plugin's hooks rely"""
     if values[RUNTIME] not in (None, "ray"):
-        reason = f"the hooks through which {chosen(node)} acts are in verl's start of Ray and in its Ray workers"
+        reason = f"the hooks through which {name_loss(node)} acts are in verl's start of Ray and in its Ray workers"
         yield Refusal(RUNTIME, values[RUNTIME], reason, f"Set {RUNTIME}=ray, or leave out +{NODE}.")
 
 
@@ -430,7 +452,7 @@ SYNC_STEP = "trainer.v1.*.parameter_sync_step"
 
 # --- The engine ------------------------------------------------------------------------------------------------------
 
-# Each of these keys can switch torch.compile off.
+# Either of these keys can switch torch.compile off.
 TORCH_COMPILE = tuple(
     declare_beside(f"{ACTOR}.{name}", "clipx.compile=auto too, which then compiles nothing")
     for name in ("use_torch_compile", "fsdp_config.use_torch_compile")
@@ -440,10 +462,10 @@ FUSED_KERNELS = declare_beside("actor_rollout_ref.model.use_fused_kernels", ENGI
 
 
 @refuses(FUSED_KERNELS)
-def sharded_head(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_sharded_head(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """under FSDP2 with untied embeddings, if the model's configuration is on this machine: torch would stop the run"""
     path = values[MODEL_PATH]
-    config = model_config(path) if values[STRATEGY] == "fsdp2" and values[FUSED_KERNELS] else None
+    config = read_model_config(path) if values[STRATEGY] == "fsdp2" and values[FUSED_KERNELS] else None
     if config is not None and not config.get_text_config().tie_word_embeddings:
         reason = (
             f"with {STRATEGY}=fsdp2 and {MODEL_PATH}={path}, whose output embedding is not its input embedding, FSDP2 "
@@ -452,8 +474,8 @@ def sharded_head(values: Values, node: "Settings | Observe") -> Iterator[Refusal
         yield Refusal(FUSED_KERNELS, True, reason, f"Set {FUSED_KERNELS}=False.")
 
 
-def model_config(path: str | None) -> Any:
-    """A model's configuration in transformers; None if it is not on this machine."""
+def read_model_config(path: str | None) -> Any:
+    """Return a model's configuration in transformers; None if it is not on this machine."""
     from transformers import AutoConfig
 
     try:
@@ -475,7 +497,7 @@ DEVICE = declare_beside("trainer.device", ENGINE)
 
 
 @refuses(ROUTER_REPLAY_OF_VEOMNI)
-def routes_recorded_anew(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_recording_routes_anew(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """R2 with an extra pass, which would record new routes; under Megatron its own key, except in verl 0.9.1"""
     from verl_clipx.common.verl_version import verl_version
     from verl_clipx.run.schedule import schedule_of
@@ -491,8 +513,8 @@ def routes_recorded_anew(values: Values, node: "Settings | Observe") -> Iterator
     passes = schedule_of(values, node).extra_passes
     if passes:
         reason = (
-            f"{chosen(node)} makes a pass over the mini-batch {passes}, in which verl would record new routes and not "
-            "replay those of the update, so that the bounds would be those of another policy"
+            f"{name_loss(node)} makes a pass over the mini-batch {passes}, in which verl would record new routes and "
+            "not replay those of the update, so that the bounds would be those of another policy"
         )
         advice = (
             f"Set {key}=R3, which replays the server's routes, or leave out the pass, by {NODE}.scope or "
@@ -505,7 +527,7 @@ DYNAMIC_CONTEXT = declare_beside(f"{ACTOR}.megatron.dynamic_context_parallel", E
 
 
 @refuses(DYNAMIC_CONTEXT)
-def dynamic_context(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_dynamic_context(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """True: each rank would be its own data-parallel group"""
     if values[STRATEGY] == "megatron" and values[DYNAMIC_CONTEXT]:
         reason = (
@@ -529,13 +551,13 @@ WRONG_ATTENTION = (
 
 
 def has_sequence_parallel_attention(name: str | None) -> bool:
-    """Returns whether an attention, by its name, works with a slice of each sequence; None is flash_attention_2."""
+    """Return whether an attention, by its name, works with a slice of each sequence; None is flash_attention_2."""
     # verl replaces the kernel call in flash attention (models/transformers/monkey_patch.py), VeOmni that in its own.
     return name is None or name.startswith(("flash_attention", "veomni_flash_attention"))
 
 
 @refuses(f"{ACTOR}.ulysses_sequence_parallel_size")
-def attention_on_a_slice(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_attention_on_slices(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """above 1, wherever it is set, with sdpa or eager attention: each rank would attend to its own slice"""
     name = values[ATTENTION]
     key = next((key for key in SEQUENCE_PARALLEL if (values[key] or 1) > 1), None)
@@ -556,13 +578,13 @@ LOG_PROB_MODE_OF_VLLM = declare_beside(f"{ROLLOUT}.engine_kwargs.vllm.logprobs_m
 TOP_P = declare_beside(f"{ROLLOUT}.top_p", SERVER)
 TOP_K = declare_beside(f"{ROLLOUT}.top_k", SERVER)
 MIN_P = declare_beside(f"{ROLLOUT}.min_p", SERVER)
-# The values of what truncates sampling at which it does not.
+# The values at which these settings do not truncate sampling.
 WHOLE = {"top_p": 1, "top_k": -1, "min_p": 0}
 CALCULATE_LOG_PROBS = declare_beside(f"{ROLLOUT}.calculate_log_probs", SERVER)
 
 
 def sampling_of(values: Values) -> Sampling:
-    """Returns how a configuration has the server sample."""
+    """Return how a configuration has the server sample."""
     return Sampling(
         temperature=values.get(TEMPERATURE),
         top_p=values.get(TOP_P),
@@ -591,8 +613,8 @@ class Mismatch(NamedTuple):
         return ", ".join(f"{key}={value}" for key, value in self.settings.items())
 
 
-def log_prob_mismatch(sampling: Sampling, engine: str | None) -> Mismatch | None:
-    """Returns why the rollout's log-probabilities are of another distribution than the trainer's.
+def find_log_prob_mismatch(sampling: Sampling, engine: str | None) -> Mismatch | None:
+    """Return why the rollout's log-probabilities are of another distribution than the trainer's.
 
     It is None if they are of the same one. Otherwise one of four reasons holds:
 
@@ -665,8 +687,8 @@ def refuse_wrong_ratio(values: Values, settings: "Settings | Observe") -> Iterat
     """top_p, top_k, min_p, temperature or logprobs_mode, if they make the ratio to the sampler in the loss wrong"""
     if not settings.trains:
         return
-    mismatch = log_prob_mismatch(sampling_of(values), values[ENGINE_NAME])
-    ratio_setting = ratio_to_the_rollout_policy(correction_of(values), settings)
+    mismatch = find_log_prob_mismatch(sampling_of(values), values[ENGINE_NAME])
+    ratio_setting = find_ratio_to_sampler(correction_of(values), settings)
     if mismatch is None or ratio_setting is None:
         return
     key = next(iter(mismatch.settings))
@@ -680,14 +702,14 @@ def refuse_wrong_ratio(values: Values, settings: "Settings | Observe") -> Iterat
 
 
 @refuses(CALCULATE_LOG_PROBS)
-def no_log_probs(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+def refuse_no_log_probs(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """False if a correction, bypass mode or the method needs them"""
     # True, False, or None where the configuration lacks the key: then only the need of the method itself is refused.
     returned = values[CALCULATE_LOG_PROBS]
     if returned:
         return
     settings = [f"{key}={values[key]}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if values[key]]
-    method_setting = asking_for_rollout_log_probs(node) if node.trains else ""
+    method_setting = find_need_of_rollout_log_probs(node) if node.trains else ""
     if method_setting:
         settings.insert(0, method_setting)
     elif returned is None:
@@ -702,12 +724,25 @@ def no_log_probs(values: Values, node: "Settings | Observe") -> Iterator[Refusal
         )
 
 
-def asking_for_rollout_log_probs(node: "Settings") -> str:
-    """Returns the key, with its value, that makes a run need the rollout's log-probabilities; empty if none does."""
+def find_need_of_rollout_log_probs(node: "Settings") -> str:
+    """Return the setting `key=value` that makes a run need the rollout's log-probabilities; empty if none does."""
+    setting = find_comparison_with_sampler(node)
+    if setting:
+        return setting
+    if node.pull is not None and node.pull.anchor == "rollout":
+        return f"{node.pull.node}.anchor=rollout"
+    return ""
+
+
+def find_comparison_with_sampler(node: "Settings") -> str:
+    """Return the setting `key=value` by which the method or its mask looks at the ratio to the rollout policy.
+
+    Returns:
+        Empty if neither does. A pull does not count: it adds a term, and corrects no token's weight.
+    """
     method = node.method
-    pull = node.pull
     # With a pull, `asks_for` names what the pull reads too.
-    asked_by_method = method.asks_for if pull is None else method.asks_for_itself
+    asked_by_method = method.asks_for if node.pull is None else method.asks_for_itself
     if "rollout_log_prob" in asked_by_method:
         for key, value in method.parameters.items():
             if value == "rollout":
@@ -715,15 +750,23 @@ def asking_for_rollout_log_probs(node: "Settings") -> str:
         return f"{NODE}.method={method.name}"
     if node.mask is not None:
         return f"{NODE}.mask.rule={node.mask.rule}"
-    if pull is not None and pull.anchor == "rollout":
-        return f"{pull.node}.anchor=rollout"
     return ""
 
 
-def ratio_to_the_rollout_policy(correction: Correction, node: "Settings | Observe") -> str | None:
-    """Returns the key, with its value, that puts a ratio to the rollout policy into the objective, or None."""
+def corrects_for_sampler(correction: Correction, node: "Settings | Observe") -> bool:
+    """Return whether the gradient takes into account that other weights, or another engine, sampled the tokens.
+
+    Bypass mode, verl's rollout correction, the method and a mask can do so.
+    """
+    if correction.bypass or correction.weights or correction.rejection:
+        return True
+    return node.trains and find_comparison_with_sampler(node) != ""
+
+
+def find_ratio_to_sampler(correction: Correction, node: "Settings | Observe") -> str | None:
+    """Return the setting `key=value` that puts a ratio to the rollout policy into the objective; None if none does."""
     if node.trains:
-        setting = asking_for_rollout_log_probs(node)
+        setting = find_need_of_rollout_log_probs(node)
         if setting:
             return setting
     value_by_key = {BYPASS: correction.bypass, ROLLOUT_IS: correction.weights, ROLLOUT_RS: correction.rejection}
@@ -736,7 +779,7 @@ def ratio_to_the_rollout_policy(correction: Correction, node: "Settings | Observ
 ESTIMATOR = declare_beside("algorithm.adv_estimator", SAMPLES)
 GROUP_FILTERING = declare_beside("algorithm.filter_groups.enable", SAMPLES)
 
-# --- What a run's record and its readers look at besides: no row says what becomes of these ---------------------------
+# --- Other keys that a run's record and its readers look at: they have no row ----------------------------------------
 
 ENTROPY_COEFFICIENT = f"{ACTOR}.entropy_coeff"
 KL_LOSS = f"{ACTOR}.use_kl_loss"
@@ -757,7 +800,7 @@ SAVE_EVERY = "trainer.save_freq"
 VALIDATE_EVERY = "trainer.test_freq"
 VALIDATES_FIRST = "trainer.val_before_train"
 OLDEST_ALLOWED = "trainer.v1.sampler.max_off_policy_threshold"
-# What becomes of older ones: drop or wait.
+# What becomes of samples that are older than that: drop or wait.
 TOO_OLD = "trainer.v1.sampler.max_off_policy_strategy"
 VALIDATION_FOLDER = "trainer.validation_data_dir"
 # Of verl's fully asynchronous trainer, which alone has keys below it.
@@ -798,7 +841,8 @@ CRITIC_MODEL_PATH = f"{CRITIC_MODEL}.path"
 ROLLOUT_FOLDER = "trainer.rollout_data_dir"
 CHECKPOINT_FOLDER = "trainer.default_local_dir"
 CHECKPOINT_FOLDER_ON_HDFS = "trainer.default_hdfs_dir"
-# How many checkpoints stay, whether one goes once it is loaded, and how long before its node is taken away one is kept.
+# How many checkpoints are kept, whether a checkpoint is removed once it is loaded, and how long before the end of its
+# node's time one is saved.
 CHECKPOINTS_KEPT = "trainer.max_*_ckpt_to_keep"
 DELETES_LOADED_CHECKPOINT = "trainer.del_local_ckpt_after_load"
 SAVES_BEFORE_EXPIRY = "trainer.esi_redundant_time"
@@ -830,14 +874,14 @@ PATHS = (
     *(f"{node}.path" for node in REWARD_FUNCTIONS),
 )
 
-# What every other key of a file or of another model ends with: of code, tools, agent loops, quantisation, a teacher.
+# The ends of all other keys that name a file or a model, such as code, tools, agent loops, quantisation or a teacher.
 OF_FILES = (".path", "_path", "_file")
-# Where keys of such a name are of no file that a training reads.
+# Parts of keys that have such an end and name no file that a training reads.
 OF_NO_FILE = ("profiler.", "ray_kwargs.", f"{FACTS}.")
 
 
 def further_files(values: Values) -> dict[str, str]:
-    """Returns the files and models that a configuration names beside those of `PATHS`: dotted key to path."""
+    """Return the files and models that a configuration names beside those of `PATHS`: dotted key to path."""
     named: dict[str, str] = {}
     for key, value in values.items():
         is_known = key in PATHS or any(node in key for node in OF_NO_FILE)
@@ -937,13 +981,17 @@ READ = tuple(row.key for row in ROWS.values() if row.default is not NOT_READ)
 
 
 def row_of(key: str) -> Row | None:
-    """The row of a key: its own, or that of the smallest subtree around it. None if there is no such row."""
+    """Return the row of a key: its own, or that of the smallest subtree around it; None if there is no such row."""
     holding = [row for row in ROWS.values() if f"{key}.".startswith(f"{row.key}.")]
     return max(holding, key=lambda row: len(row.key), default=None)
 
 
 def read(config: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys of `READ` with their values, and `SYNC_STEP`; of verl's configuration, or its leaves by key."""
+    """Return the keys of `READ`, and `SYNC_STEP`, with their values.
+
+    Args:
+        config: verl's whole configuration, or its leaves by dotted key.
+    """
     values = {row.key: _value(config, row.key, row.default) for row in ROWS.values() if row.default is not NOT_READ}
     mode = values[TRAINER_MODE] or "sync"
     return values | {SYNC_STEP: _value(config, f"trainer.v1.{mode}.parameter_sync_step", 1)}
@@ -952,19 +1000,19 @@ def read(config: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 def _value(config: DictConfig | Mapping[str, Any], key: str, default: Any) -> Any:
     if not OmegaConf.is_config(config):
         return config.get(key, default)
-    # What stands for the device under +hardware=cpu refuses to be read where verl would see no accelerator.
+    # Under +hardware=cpu the device is an interpolation, which raises where verl would see no accelerator.
     value = OmegaConf.select(config, key, default=default, throw_on_resolution_failure=key != DEVICE)
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
-def refusals(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """Yields why a run cannot be what its configuration says, as far as verl's keys by themselves show it."""
+def refuse_values(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+    """Yield the refusals of all rows: verl's keys whose values do not go with each other or with the clipx node."""
     for row in ROWS.values():
         if row.refusal is not None:
             yield from row.refusal(values, node)
 
 
-# Keys in such a node belong to the code that verl passes them on to.
+# A key in a node with such a name belongs to the code that verl passes the node on to.
 PASSED_ON = ("kwargs", "override")
 NAMES_ON_THE_PATH = {
     row.key.rpartition(".")[2]: row.key
@@ -973,8 +1021,8 @@ NAMES_ON_THE_PATH = {
 }
 
 
-def misplaced(config: DictConfig) -> Iterator[Refusal]:
-    """Keys of the policy loss, by their names, at places where nothing reads them."""
+def refuse_misplaced_keys(config: DictConfig) -> Iterator[Refusal]:
+    """Yield a refusal for each key that has the name of a key of the policy loss and that nothing reads where it is."""
     for key in entries_by_key(OmegaConf.to_container(config, resolve=False)):
         node, _, name = key.rpartition(".")
         if name not in NAMES_ON_THE_PATH or key in ROWS or key.startswith((f"{NODE}.", *OF_THE_PLUGIN)):
@@ -986,7 +1034,7 @@ def misplaced(config: DictConfig) -> Iterator[Refusal]:
 
 
 def entries_by_key(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns every leaf and every node of a nested configuration by its dotted key.
+    """Return every leaf and every node of a nested configuration by its dotted key.
 
     Args:
         node: the configuration, or a node of it.
@@ -1004,8 +1052,8 @@ def entries_by_key(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 class Leaves(Mapping[str, Any]):
     """The leaves of verl's configuration by dotted key, without those of the plugin's nodes in verl's.
 
-    A value is resolved when it is read. One that is not there, is still open, or cannot be resolved here, as the device
-    of a run elsewhere, is None.
+    A value is resolved when it is read. It is None if the key is not there, if its value is still open (???), or if it
+    cannot be resolved on this machine, such as the device of a run elsewhere.
     """
 
     def __init__(self, config: DictConfig):
@@ -1025,12 +1073,12 @@ class Leaves(Mapping[str, Any]):
 
 
 def flat(node: dict[str, Any]) -> dict[str, Any]:
-    """Returns a configuration's leaves by dotted key; a list is a leaf."""
+    """Return a configuration's leaves by dotted key; a list is a leaf."""
     return {key: value for key, value in entries_by_key(node).items() if not isinstance(value, dict)}
 
 
 def nested(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration of dotted keys as nodes within each other."""
+    """Return a configuration of dotted keys as nodes within each other."""
     root: dict[str, Any] = {}
     for key, value in configuration.items():
         *folders, name = key.split(".")
@@ -1042,7 +1090,7 @@ def nested(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_at(configuration: Mapping[str, Any], key: str) -> Any:
-    """Returns what stands at a dotted key of a nested configuration; None if it, or a node on the way, is not there."""
+    """Return the value at a dotted key of a nested configuration; None if the key, or a node above it, is missing."""
     node: Any = configuration
     for name in key.split("."):
         node = node.get(name) if isinstance(node, Mapping | DictConfig) else None
@@ -1050,6 +1098,6 @@ def value_at(configuration: Mapping[str, Any], key: str) -> Any:
 
 
 def below(configuration: Mapping[str, Any], node: str) -> dict[str, Any]:
-    """Returns the leaves below a node of a configuration of dotted keys, by their keys from there on."""
+    """Return the leaves below a node of a configuration of dotted keys, by their keys relative to this node."""
     prefix = f"{node}."
     return {key.removeprefix(prefix): configuration[key] for key in configuration if key.startswith(prefix)}

@@ -22,12 +22,21 @@ from verl_clipx.run.config import NODES, Observe, Settings
 from verl_clipx.run.description import Description, describe
 from verl_clipx.run.handover import Handover
 from verl_clipx.run.identity import identity_of
-from verl_clipx.run.keys import LOSS_MODE, OF_THE_PLUGIN, POLICY_LOSS, Leaves, misplaced, read, refusals, value_at
+from verl_clipx.run.keys import (
+    LOSS_MODE,
+    OF_THE_PLUGIN,
+    POLICY_LOSS,
+    Leaves,
+    read,
+    refuse_misplaced_keys,
+    refuse_values,
+    value_at,
+)
 from verl_clipx.run.record import RunRecord, fields_of
 from verl_clipx.run.run_files import log_path, own_log_path, traces_path
 from verl_clipx.run.schedule import schedule_of
 from verl_clipx.run.support import untested
-from verl_clipx.run.takeover import clip_keys
+from verl_clipx.run.takeover import Takeover, take_clip_keys_over
 
 
 class Resolved(NamedTuple):
@@ -73,12 +82,21 @@ def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str 
     beside_log = settings.trace is not None and settings.trace.folder is None
     folder = str(traces_path(own_log_path(config) or log_path(config)).absolute()) if beside_log else None
     values = read(config)
-    taken, unused, refused = clip_keys(settings.method, values, named) if settings.trains else ({}, {}, [])
-    refuse([*refusals(values, settings), *misplaced(config), *without_effect(settings, named), *refused])
+    takeover = Takeover(taken={}, unused={}, refused=[])
+    if settings.trains:
+        takeover = take_clip_keys_over(settings.method, values, named)
+    refuse(
+        [
+            *refuse_values(values, settings),
+            *refuse_misplaced_keys(config),
+            *without_effect(settings, named),
+            *takeover.refused,
+        ]
+    )
     record = fields_of(Leaves(config))
     record = dataclasses.replace(
         record,
-        loss=dataclasses.replace(record.loss, group=group, taken=before | taken, unused=unused),
+        loss=dataclasses.replace(record.loss, group=group, taken=before | takeover.taken, unused=takeover.unused),
         schedule=schedule_of(values, settings),
         untested=tuple(untested(values)),
     )

@@ -48,7 +48,7 @@ NAMED: Mapping[str, Mapping[Any, str]] = {
 
 def takes_images(path: str | None) -> bool:
     """Returns whether a model takes more than text; False if its configuration is not on this machine."""
-    config = keys.model_config(path)
+    config = keys.read_model_config(path)
     return config is not None and config.get_text_config() is not config
 
 

@@ -19,7 +19,7 @@ from verl_clipx.losses.base.parameters import choice, number, parameter
 from verl_clipx.losses.methods import BUILT_IN, METHODS, FixedBounds
 from verl_clipx.losses.modifiers.hold import HeldBounds, Hold, held, width_of
 from verl_clipx.run.config import build
-from verl_clipx.run.description import bounds_of
+from verl_clipx.run.description import describe_bounds
 from verl_clipx.run.start import resolve_into_config
 from verl_clipx.training.worker.state import describe_owner
 
@@ -215,7 +215,7 @@ def test_the_line_and_explain_say_what_is_held():
     # The solved bounds take nothing over from verl, and the group's own have no part in the run.
     assert f"holds {held}" in decision.record.line and "verl's clip_ratio_high=0.3 not used" in decision.record.line
     assert decision.record.loss.taken == {} and "clip_high=" not in decision.record.line
-    assert f"the width that holds {held}" in bounds_of(decision.clipx.method)
+    assert f"the width that holds {held}" in describe_bounds(decision.clipx.method)
     assert decision.description.settings == f"dual_clip 3: the paper's but for bounds that hold {held}"
 
 

@@ -41,8 +41,13 @@ class PulledMethod(WithPull):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # No module has the class that `pulled` makes.
-        kind = type(self).__bases__[1]
-        return pulled, (kind(**{field.name: getattr(self, field.name) for field in fields(self)}), self.pull)
+        return pulled, (self.without_pull, self.pull)
+
+    @property
+    def without_pull(self) -> Method:
+        """The method with the same parameters and no pull."""
+        _, kind = type(self).__bases__
+        return kind(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -55,7 +60,9 @@ class PulledMethod(WithPull):
 
     @property
     def acts_at_ratio_one(self) -> bool:
-        return super().acts_at_ratio_one or self.pull.anchor == "rollout"
+        # There the estimates k2 and k3 of the divergence from the old policy have no gradient; that of k1 is constant.
+        pull_acts = self.pull.anchor == "rollout" or self.pull.estimator == "k1"
+        return pull_acts or self.without_pull.acts_at_ratio_one
 
     @property
     def asks_for_itself(self) -> tuple[str, ...]:
