@@ -31,13 +31,13 @@ GRPO = ("+clipx=grpo", "clipx.receipt=off", "clipx.compile=false")
 METRICS, TRACES = "the metrics of the loss", "the traces"
 # What raises, and what the log calls the part that goes off.
 PLANTED = {
-    **dict.fromkeys(["policy_loss.more_sums", "loss_function.exact_metrics", "observe.observed_sums"], METRICS),
+    **dict.fromkeys(["policy_loss.sum_other_metrics", "loss_function.exact_metrics", "observe.observed_sums"], METRICS),
     **dict.fromkeys(
         [f"training_worker.{name}" for name in ("exclude_rejected_tokens", "merged_passes", "ages")], METRICS
     ),
     "compiled.token_loss": METRICS,
     "update_fingerprints.hash_field": "the fingerprints of updates",
-    "tracer.tokens_of_method": TRACES,
+    "tracer.trace_method": TRACES,
 }
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier")
 WORLDS = [1, 2, pytest.param(4, marks=pytest.mark.matrix)]

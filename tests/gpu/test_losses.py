@@ -16,7 +16,7 @@ from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.methods import BUILT_IN, METHODS
 from verl_clipx.training.worker.step import MicroBatch, in_micro_batch
 from verl_clipx.training.worker.traced_columns import HostCopy
-from verl_clipx.training.worker.tracer import tokens_of_method
+from verl_clipx.training.worker.tracer import trace_method
 
 SIZE = (64, 4096) if DEVICE == "cuda" else (16, 96)
 # On a CPU, where compiling takes half a minute each, one whose bounds come from statistics.
@@ -104,7 +104,7 @@ def loss_call(bench, *overrides, parts=None):
         with in_micro_batch(MicroBatch()) as micro_batch:
             loss, _ = function(log_prob=log_prob, **tokens, loss_agg_mode="token-mean", config=actor)
         if parts is not None:
-            parts.append(HostCopy(tokens_of_method(micro_batch.applied, TRACED)["log_prob"]))
+            parts.append(HostCopy(trace_method(micro_batch.applied, TRACED)["log_prob"]))
         loss.backward()
 
     return call, inputs

@@ -21,7 +21,7 @@ from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.run.run_files import METRICS, traces_path
 from verl_clipx.run.trace_format import Shard, UpdateFacts, read_shards, regions_of, write_shard
 from verl_clipx.training.trainer.log import write_record
-from verl_clipx.training.worker.policy_loss import by_sign
+from verl_clipx.training.worker.policy_loss import split_by_sign
 
 OWN = "actor/clipx/"
 PROMPTS, SAMPLES, LENGTH, UPDATES = 8, 8, 12, 4
@@ -135,7 +135,7 @@ def _update(method, batch: dict[str, Tensor], update: int, generator: torch.Gene
         logged |= {f"{OWN}{name}": float(value) for name, value in members.items()}
     if mask is None:
         return logged, token_trace(method, applied, 1.0)._asdict()
-    for sign, masked in by_sign(out, advantage).items():
+    for sign, masked in split_by_sign(out, advantage).items():
         logged[f"{OWN}masked_fraction/{sign}"] = float(masked.float().mean())
         logged[f"{OWN}masked_sequences/{sign}"] = float((masked.all(-1)).sum())
     fields = token_trace(method, apply(method, None, every, applied.decision), 1.0)._asdict()

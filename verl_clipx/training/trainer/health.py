@@ -1,4 +1,4 @@
-"""A run's health: what the trainer's process logs about each step."""
+"""A run's health: what the trainer's process logs of each step."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 from verl_clipx.losses.base.shared_metrics import ALIKE_PROMPTS, CUT_RESPONSES, NOT_FINITE, STANDARD_ERROR, UNDECIDED
 
-# The fields of verl's batch with values that must be finite, by the metric that counts them. The rewards of a response
-# must be finite in its padding too, since verl sums all of a row.
+# From a metric to the fields of verl's batch whose values must be finite: it counts those that are not. The rewards of
+# a response must be finite in its padding too, since verl sums the whole row.
 FIELDS = {
     "rewards": ("token_level_scores", "token_level_rewards"),
     "advantages": ("advantages",),
@@ -32,7 +32,8 @@ def step_metrics(batch: Any, longest: tuple[int | None, int | None]) -> dict[str
     if longest != (None, None) and has_tokens.any():
         metrics[CUT_RESPONSES.key] = share_cut(data, has_tokens, longest)
     if "undecided" in batch.non_tensor_batch:
-        metrics |= undecided_share(batch.non_tensor_batch["undecided"])
+        # Over all responses of which the reward says it, aborted ones too, as in the v1 trainers.
+        metrics |= undecided_metric(batch.non_tensor_batch["undecided"])
     scores = data["token_level_scores"].sum(-1)[has_tokens]
     prompts = prompt_numbers(batch)[has_tokens]
     alike = share_alike(scores, prompts)
@@ -105,16 +106,17 @@ def standard_error(scores: Tensor, prompts: Tensor) -> float | None:
     n prompts.
 
     Args:
-        scores: of the responses, (responses,), without aborted ones, which have no tokens and are not in verl's mean.
+        scores: the responses' scores, (responses,). Aborted responses are left out: they have no tokens, and verl's
+            mean leaves them out too.
         prompts: the numbers of their prompts, int64, (responses,).
 
     Returns:
         In the unit of the scores; None with fewer than two prompts.
     """
-    # Numbered from 0 on without gaps, also where aborted responses were a prompt's only ones.
-    _, prompts = torch.unique(prompts, return_inverse=True)
+    # Renumber the prompts without gaps. A prompt that had only aborted responses has left one.
+    unique_prompts, prompts = torch.unique(prompts, return_inverse=True)
     scores = scores.to(torch.float64)
-    prompt_count = int(prompts.max()) + 1 if len(prompts) else 0
+    prompt_count = len(unique_prompts)
     if prompt_count < 2:
         return None
     total_deviations = torch.zeros(prompt_count, dtype=torch.float64, device=scores.device)
@@ -124,11 +126,14 @@ def standard_error(scores: Tensor, prompts: Tensor) -> float | None:
 
 
 def share_alike(scores: Tensor, prompts: Tensor) -> float | None:
-    """Return the share of the prompts with several responses whose scores are all equal; None without such prompts.
+    """Return among the prompts with several responses the share of those whose responses all have the same score.
 
     Args:
-        scores: of the responses, (responses,). NaN equals no score, not even NaN.
+        scores: the responses' scores, (responses,). NaN equals no score, not even NaN.
         prompts: the numbers of their prompts, int64, (responses,).
+
+    Returns:
+        None if no prompt has several responses.
     """
     _, numbers, counts = torch.unique(prompts, return_inverse=True, return_counts=True)
     scores = scores.to(torch.float64).cpu()
@@ -141,31 +146,35 @@ def share_alike(scores: Tensor, prompts: Tensor) -> float | None:
     return float((lowest == highest)[has_several].double().mean())
 
 
-def undecided_share(values: Any) -> dict[str, float]:
-    """Return the metric of undecided responses, or nothing if the reward says of none whether it is.
+def undecided_metric(values: Any) -> dict[str, float]:
+    """Return the share of the responses without a verdict, by its metric's key.
 
     Args:
-        values: what the reward returned as `undecided` for each response: 1 or True, 0 or False, or None.
+        values: what the reward returned as `undecided` for each response: 1 or True if it has no verdict, 0 or False if
+            it has one, and None if the reward does not say. Responses with None are left out.
+
+    Returns:
+        Nothing if the reward says of no response whether it has a verdict.
     """
-    decided_or_not = [float(value) for value in values if value is not None]
-    if not decided_or_not:
+    is_undecided = [float(value) for value in values if value is not None]
+    if not is_undecided:
         return {}
-    return {UNDECIDED.key: sum(decided_or_not) / len(decided_or_not)}
+    return {UNDECIDED.key: sum(is_undecided) / len(is_undecided)}
 
 
-def verdicts(fetch: Any, batch: Any) -> dict[str, float]:
-    """Return the metric of undecided responses in a step of the v1 trainers, or nothing if the reward has none.
+def fetch_undecided_metric(fetch: Any, batch: Any) -> dict[str, float]:
+    """Return what `undecided_metric` does, for a step of the v1 trainers.
 
     Args:
         fetch: TransferQueue's kv_batch_get, or a function like it.
-        batch: the step's keys and tags. verl fills it up with copies of rows, which do not count.
+        batch: the step's keys and tags. verl fills the batch up with copies of rows, which are left out.
     """
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
     fields = fetch(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
     undecided = []
-    for extra in fields["extra_fields"]:
-        # TensorDict wraps what is no tensor.
-        fields_of_row = getattr(extra, "data", extra)
+    for wrapped in fields["extra_fields"]:
+        # TensorDict wraps values that are not tensors.
+        fields_of_row = getattr(wrapped, "data", wrapped)
         if isinstance(fields_of_row, dict):
             undecided.append(fields_of_row.get("reward_extra_info", {}).get("undecided"))
-    return undecided_share(undecided)
+    return undecided_metric(undecided)

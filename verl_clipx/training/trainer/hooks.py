@@ -195,7 +195,7 @@ def add_verdicts(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any])
         return wrapped(*positional, **named)
     from verl.trainer.ppo.v1 import trainer_base
 
-    from verl_clipx.training.trainer.health import verdicts
+    from verl_clipx.training.trainer.health import fetch_undecided_metric
     from verl_clipx.training.worker.fingerprints import NEWEST, OLDEST, span
 
     call = inspect.signature(wrapped).bind(*positional, **named).arguments
@@ -209,6 +209,7 @@ def add_verdicts(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any])
     wrapped(*positional, **named)
     if _run.has_verdicts:
         # The trainer's own queue, which need not be TransferQueue's module: a run in one process has another.
-        logged = _run.observers.run(HEALTH, lambda: verdicts(trainer_base.tq.kv_batch_get, call["batch"]), {})
+        fetch = trainer_base.tq.kv_batch_get
+        logged = _run.observers.run(HEALTH, lambda: fetch_undecided_metric(fetch, call["batch"]), {})
         _run.has_verdicts = bool(logged)
         call["metrics"].update(logged)

@@ -157,8 +157,7 @@ def with_micro_batch(
         if of_logits:
             return loss_fn(data=data, **of_logits)
         step = current_step() or step_without_worker(settings, schedule)
-        # `output` and `restricted` are what verl's loss function gets: under Lopti the tokens of the pass alone, and
-        # the entropy only where verl asked for it.
+        # `output` and `restricted` are what verl's loss function gets.
         micro_batch, output, restricted = call_of(settings, step, model_output, data)
         micro_batch.observers = rank_observers
         with in_micro_batch(micro_batch):

@@ -1,7 +1,8 @@
 """Plans an optimizer step: where the statistics behind its bounds come from, and what the ranks sum up beforehand.
 
-They come from a pass over the mini-batch, from an earlier rollout batch (lagged), or each micro-batch decides from its
-own. Everything that ranks have to agree on goes through one all-reduce per step.
+The statistics come from the mini-batch at ratio 1, from an extra pass over the mini-batch, from an earlier rollout
+batch (lagged), or from each micro-batch by itself. Everything that ranks have to agree on goes through one all-reduce
+per step. Only the second stage of a method whose statistics have two takes another one.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ AllReduce = Callable[[Tensor], Tensor]
 
 
 def token_passes(policy_loss: Any) -> list[TokenPass | None]:
-    """Return the passes over a rollout batch: Lopti's, or a single one over all tokens, which is None."""
+    """Return Lopti's passes over a rollout batch; without Lopti [None], which stands for one pass over all tokens."""
     passes = policy_loss.run.record.schedule.passes
     if not passes:
         return [None]
@@ -36,41 +37,48 @@ def plan_step(
     batch: RolloutBatch,
     data: Any,
     *,
-    extra_pass: Callable[[Any, OptimizerStep, list[Inputs]], dict[str, Tensor]],
+    extra_pass: Callable[[Any, OptimizerStep, list[Inputs]], dict[str, Tensor]] | None,
     all_reduce: AllReduce,
 ) -> OptimizerStep:
-    """Decide an optimizer step's bounds, and what else its micro-batches need; +clipx=observe has no bounds.
+    """Plan an optimizer step: count its tokens over all ranks, and decide its bounds.
+
+    Under +clipx=observe there are no bounds to decide.
 
     Args:
         policy_loss: verl's policy-loss node with the clipx node and the run.
-        state: what earlier steps left. It gets the statistics that waited for this step's all-reduce.
-        batch: the rollout batch, at this step.
+        state: what earlier steps left. The statistics that the previous step left waiting in it are summed over the
+            ranks here, and kept in it.
+        batch: the rollout batch that the step belongs to. Its position is that of this step.
         data: this rank's mini-batch.
         extra_pass: runs the extra pass, without gradient, over a mini-batch; returns this rank's sums by name, and
-            appends the tokens of each micro-batch to its last argument.
+            appends the tokens of each micro-batch to its last argument. None if no step of the run needs it.
         all_reduce: sums a float64 vector over the data-parallel ranks.
     """
     settings = policy_loss.clipx
     schedule = policy_loss.run.record.schedule
     has_past = state.knows(batch.position)
-    step = OptimizerStep(batch.token_pass, decided_from=schedule.decided_from(batch.position, past=has_past))
+    step = OptimizerStep(token_pass=batch.token_pass, decided_from=schedule.decided_from(batch.position, past=has_past))
     sums = count_tokens(policy_loss, batch.token_pass, data)
-    # The tokens from which statistics were made, for a second stage.
+    # The tokens from which statistics were made. A second stage, which needs the first one's sum over all ranks, goes
+    # over them again.
     seen_inputs: list[Inputs] = []
     if step.decided_from is DecidedFrom.RATIO_ONE:
         inputs = inputs_at_ratio_one(settings, step, data)
         seen_inputs.append(inputs)
         statistics_of_rank = settings.functions(inputs.mask.device).statistics(inputs)
+        # The first stage alone.
         sums["statistics"] = statistics_of_rank[: settings.method.statistics_size]
     if schedule.makes_extra_pass(batch.position, past=has_past):
+        # Its counts replace those of `count_tokens`: the pass has seen which tokens the loss will reject.
         sums |= extra_pass(data, step, seen_inputs)
     if state.waiting is not None:
         sums["waiting"] = state.waiting.of_this_rank
     totals = sum_over_ranks(sums, all_reduce)
     if "statistics" in totals and settings.method.second_statistics_size:
         totals["statistics"] = with_second_stage(settings, totals["statistics"], seen_inputs, all_reduce)
+    # Before `state.statistics` is read, because those that waited may be the ones that this step needs.
     state.keep_waiting(totals.get("waiting"))
-    keep_token_numbers(step, settings, totals)
+    store_token_counts(step, settings, totals)
     if "statistics" in totals:
         step.statistics = totals["statistics"]
     elif step.decided_from is DecidedFrom.LAGGED:
@@ -82,26 +90,30 @@ def plan_step(
     return step
 
 
-def keep_token_numbers(step: OptimizerStep, settings: Settings, totals: dict[str, Tensor]) -> None:
-    """Keep in a step how many tokens count and are selected, and where a selection over the mini-batch ends.
+def store_token_counts(step: OptimizerStep, settings: Settings, totals: dict[str, Tensor]) -> None:
+    """Store in a step the numbers of its counted and selected tokens, and the last bucket that a selection keeps.
 
     Args:
         step: the step that is planned.
         settings: the run's.
-        totals: what the ranks summed, by name.
+        totals: the ranks' sums by name, float64: "counted" and "selected", (1,), and "entropies", the histogram,
+            (ENTROPY_BUCKETS,). For each that is missing, nothing is stored.
     """
     if "counted" in totals:
+        # A float, because the metrics are divided by it on the host.
         step.counted_tokens = float(totals["counted"])
     if "selected" in totals:
+        # A tensor, because the loss divides by it on the accelerator.
         step.selected_tokens = totals["selected"].squeeze(0)
     if "entropies" in totals:
-        last_kept = settings.select.threshold(totals["entropies"])
-        step.entropy_bucket = last_kept.index
-        step.selected_tokens = last_kept.count
+        reached = settings.select.threshold(totals["entropies"])
+        step.entropy_bucket = reached.index
+        # All tokens that are kept, and not only those of the last bucket.
+        step.selected_tokens = reached.count
 
 
 def count_tokens(policy_loss: Any, token_pass: TokenPass | None, data: Any) -> dict[str, Tensor]:
-    """Count this rank's tokens where verl's own number is not the one that the loss divides by.
+    """Count those tokens of this rank of which verl gives no suitable number: the loss divides by another one.
 
     Args:
         policy_loss: as for `plan_step`; its run's schedule names the counts that are needed.

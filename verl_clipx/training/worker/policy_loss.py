@@ -37,7 +37,12 @@ from verl_clipx.training.worker.step import (
 
 
 def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
-    """Returns the settings of a call of the loss under a method's name without prefix, or "custom".
+    """Return the settings of a call of the loss.
+
+    Args:
+        registered: the name of the loss without prefix: that of a method, or "custom".
+        config: verl's ActorConfig.
+        loss_agg_mode: how verl averages the losses of tokens.
 
     Raises:
         ValueError: there is no ActorConfig; the loss mode and the clipx node name different methods; "custom" has no
@@ -70,13 +75,18 @@ def policy_loss(
     group: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, dict[str, float]]:
-    """verl's PolicyLossFn for every method of the plugin; tensors are (sequences, response length), padded.
+    """Compute the loss of a micro-batch: verl's PolicyLossFn for every method of the plugin.
+
+    Tensors are (sequences, response length), padded.
 
     Args:
-        registered: the method's name without prefix; bound when the function is registered.
+        registered: the method's name without prefix. It is bound when the function is registered.
+        old_log_prob, log_prob: log-probabilities under the old and the current policy, in nats.
+        advantages: before shaping.
         response_mask: bool or 0/1.
+        loss_agg_mode: how verl averages the losses of tokens.
         config: verl's ActorConfig.
-        rollout_is_weights: verl's weights of rollout correction.
+        rollout_is_weights: verl's weights of rollout correction; None without them.
         rollout_log_prob, entropy, group: as in `MicroBatch`; used only outside a training worker.
 
     Returns:
@@ -84,8 +94,8 @@ def policy_loss(
         current micro-batch instead, because only the worker can make them exact over the mini-batch.
 
     Raises:
-        ValueError: as `settings_for`; a field that is needed is missing; or Lopti is used outside a worker.
-        RuntimeError: a worker that is not the plugin's calls this.
+        ValueError: as for `settings_for`; a field that is needed is missing; or Lopti is used outside a worker.
+        RuntimeError: a worker that is not the plugin's calls this function.
     """
     settings = settings_for(registered, config, loss_agg_mode)
     current = current_micro_batch()
@@ -115,14 +125,20 @@ def policy_loss(
     )
 
     micro_batch.observers.run(METRICS, lambda: leave_metrics(settings, micro_batch, tokens.sums, statistics, loss))
-    return loss, {} if current is not None else metrics_of_call(micro_batch)
+    if current is not None:
+        return loss, {}
+    return loss, metrics_of_call(micro_batch)
 
 
 def refuse_outside_worker(settings: Settings, config: Any) -> None:
-    """Raises if a call outside the plugin's worker needs what only that worker provides.
+    """Raise if a call outside the plugin's worker needs what only that worker provides.
 
-    In a distributed process, a loss that is divided by the totals of a mini-batch is one of a training worker; a bare
-    call is either undivided or not distributed.
+    In a distributed process, a loss that is divided by the totals of a mini-batch is one of a training worker. A call
+    without a worker either has no such totals or is not in a distributed process.
+
+    Raises:
+        RuntimeError: the call is that of a training worker that is not the plugin's.
+        ValueError: the settings have Lopti.
     """
     if config.global_batch_info and torch.distributed.is_initialized():
         raise RuntimeError(
@@ -135,24 +151,26 @@ def refuse_outside_worker(settings: Settings, config: Any) -> None:
 
 
 def decide(settings: Settings, step: OptimizerStep, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Returns the statistics that a micro-batch's bounds come from, and what the method decides from them.
+    """Return the statistics that a micro-batch's bounds come from, and what the method decides from them.
 
-    The step has both if they are known before it; the micro-batch's own are added to those that it collects.
+    If the step has no statistics of its own, they are the micro-batch's. A step that collects statistics gets the
+    micro-batch's in any case.
     """
     statistics = step.statistics
     decision = step.decision
     if statistics is None or step.collected is not None:
-        own = settings.functions(inputs.mask.device).statistics(inputs)
-        statistics = own if statistics is None else statistics
+        of_micro_batch = settings.functions(inputs.mask.device).statistics(inputs)
+        if statistics is None:
+            statistics = of_micro_batch
         if step.collected is not None:
-            step.collected.append(own)
+            step.collected.append(of_micro_batch)
     if decision is None:
         decision = settings.method.decide(statistics)
     return statistics, decision
 
 
 def loss_of_tokens(settings: Settings, micro_batch: MicroBatch, inputs: Inputs, decision: Tensor) -> TokenLoss:
-    """Computes a micro-batch's loss per token; without the sums of the metrics once these have failed."""
+    """Compute a micro-batch's loss per token, without the sums of the metrics once these have failed."""
     tokens = micro_batch.observers.run(METRICS, lambda: settings.functions(inputs.mask.device).loss(inputs, decision))
     if tokens is None:
         with torch.no_grad(), torch.autocast(inputs.mask.device.type, enabled=False):
@@ -162,9 +180,16 @@ def loss_of_tokens(settings: Settings, micro_batch: MicroBatch, inputs: Inputs, 
 
 
 def correct(tokens: TokenLoss, mask: Tensor, weights: Tensor | None) -> tuple[Tensor | None, TokenLoss]:
-    """Multiplies a micro-batch's loss by verl's weights of rollout correction, (sequences, response length).
+    """Multiply a micro-batch's loss by verl's weights of rollout correction.
 
-    Returns the factor of each token, 0 outside the mask, or None; and the loss, NaN where the factor is not finite.
+    Args:
+        tokens: the loss per token.
+        mask: the tokens that count, bool, (sequences, response length).
+        weights: verl's, (sequences, response length); None without a correction.
+
+    Returns:
+        The factor of each token, 0 outside the mask, or None without weights; and the loss, NaN where the factor is not
+        finite.
     """
     if weights is None:
         return None, tokens
@@ -176,10 +201,20 @@ def correct(tokens: TokenLoss, mask: Tensor, weights: Tensor | None) -> tuple[Te
 
 
 def select(settings: Settings, micro_batch: MicroBatch, mask: Tensor, tokens: TokenLoss) -> tuple[Tensor, TokenLoss]:
-    """Applies entropy selection to a micro-batch's loss.
+    """Apply entropy selection to a micro-batch's loss.
 
-    Returns the tokens that are kept, bool, (sequences, response length), all in the mask without a selection; and the
-    loss, 0 for all other tokens and NaN where the entropy is not finite.
+    Args:
+        settings: the run's.
+        micro_batch: has the entropy, if there is a selection.
+        mask: the tokens that count, bool, (sequences, response length).
+        tokens: the loss per token.
+
+    Returns:
+        The tokens that are kept, bool, (sequences, response length), which are all in the mask without a selection; and
+        the loss, 0 for all other tokens and NaN where the entropy is not finite.
+
+    Raises:
+        ValueError: there is a selection and no entropy.
     """
     if settings.select is None:
         return mask, tokens
@@ -196,7 +231,18 @@ def select(settings: Settings, micro_batch: MicroBatch, mask: Tensor, tokens: To
 def normaliser(
     settings: Settings, step: OptimizerStep, config: Any, mask: Tensor, kept: Tensor
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Returns what verl's aggregation averages over, tokens, bool, and the mini-batch's totals that it divides by."""
+    """Return what verl's aggregation averages over: the tokens, and the mini-batch's totals that it divides by.
+
+    Args:
+        settings: the run's.
+        step: the optimizer step.
+        config: verl's ActorConfig.
+        mask: the tokens that count, bool, (sequences, response length).
+        kept: those of them that the selection keeps.
+
+    Returns:
+        One of both masks; and arguments of `aggregate` by name.
+    """
     totals = {"loss_scale_factor": config.get("loss_scale_factor", None), **config.global_batch_info}
     if settings.select is None or settings.select.normaliser != "selected":
         return mask, totals
@@ -206,76 +252,99 @@ def normaliser(
 
 
 def leave_metrics(settings: Settings, micro_batch: MicroBatch, sums: Tensor, statistics: Tensor, loss: Tensor) -> None:
-    """Leaves a micro-batch's metrics in it, by a single transfer to the host."""
+    """Leave a micro-batch's metrics in it, by a single transfer to the host.
+
+    Args:
+        settings: the run's.
+        micro_batch: gets the sums, values, counts and the value of the loss.
+        sums: those of the loss, by `named_sums`.
+        statistics: what the bounds were decided from.
+        loss: the scalar loss.
+    """
     method = settings.method
     applied = micro_batch.applied
     values = {}
     counts = {}
     for metric, members in find_declarations(method, method.metrics(statistics, applied.decision)):
         # If each micro-batch decides for itself, its counts are a part of the mini-batch's.
-        group = counts if metric.adds_up and micro_batch.step.statistics is None else values
-        group |= {f"clipx/{name}": tensor for name, tensor in members.items()}
+        adds_up = metric.adds_up and micro_batch.step.statistics is None
+        metrics = counts if adds_up else values
+        for name, tensor in members.items():
+            metrics[f"clipx/{name}"] = tensor
     if settings.mask is not None:
-        counts |= masked_sequences(applied)
+        counts |= count_masked_sequences(applied)
     if micro_batch.step.at_ratio_one:
         counts |= floor_bins(applied.inputs, FLOOR)
-    of_tokens, more, micro_batch.values, micro_batch.counts, own = to_host(
-        named_sums(sums), more_sums(micro_batch), values, counts, {"loss": loss.detach()}
+    sums_of_loss, other_sums, micro_batch.values, micro_batch.counts, values_of_loss = to_host(
+        named_sums(sums), sum_other_metrics(micro_batch), values, counts, {"loss": loss.detach()}
     )
-    micro_batch.sums = token_metrics(of_tokens.values(), dual_clipped=method.dual_clip is not None) | more
+    micro_batch.sums = token_metrics(sums_of_loss.values(), dual_clipped=method.dual_clip is not None) | other_sums
     if micro_batch.step.at_ratio_one:
         micro_batch.sums |= clipped_at_ratio_one(micro_batch.sums, FLOOR)
-    micro_batch.loss = own["loss"]
+    micro_batch.loss = values_of_loss["loss"]
 
 
-def more_sums(micro_batch: MicroBatch) -> dict[str, Tensor]:
-    """Sums over a micro-batch's tokens what is not the loss's own, by metric key: 0-d float64 tensors."""
-    settings, inputs, _, _, kept, unmasked, whole = micro_batch.applied
+def sum_other_metrics(micro_batch: MicroBatch) -> dict[str, Tensor]:
+    """Return the sums over a micro-batch's tokens that the loss does not compute: by metric key, 0-d, float64."""
+    applied = micro_batch.applied
+    settings = applied.settings
+    inputs = applied.inputs
     counted = micro_batch.counted
     metrics = {}
 
-    def number_of(tokens: Tensor) -> Tensor:
+    def count(tokens: Tensor) -> Tensor:
         """Return how many of these tokens count."""
         if counted is not None:
             tokens = tokens & counted
         return tokens.sum(dtype=torch.float64)
 
-    # Within each sequence, the share of selected tokens is the configured one up to rounding.
+    # Not logged for a selection within each sequence, whose share is the configured one up to rounding.
     if settings.selects_over_mini_batch:
-        metrics[SELECTED.key] = number_of(kept)
-    if inputs.mask is not whole:
-        metrics[REJECTED.key] = number_of(whole & ~inputs.mask)
+        metrics[SELECTED.key] = count(applied.kept)
+    if inputs.mask is not applied.whole:
+        metrics[REJECTED.key] = count(applied.whole & ~inputs.mask)
     if settings.mask is not None:
-        masked = by_sign(unmasked & ~inputs.mask, inputs.advantages)
-        metrics |= {MASKED[sign].key: number_of(of_sign) for sign, of_sign in masked.items()}
+        masked = split_by_sign(applied.unmasked & ~inputs.mask, inputs.advantages)
+        for sign, tokens_of_sign in masked.items():
+            metrics[MASKED[sign].key] = count(tokens_of_sign)
     if micro_batch.age is not None:
-        of_age = inputs.mask if counted is None else inputs.mask & counted
-        tokens = of_age.sum(1, dtype=torch.float64)
-        sums = tokens @ micro_batch.age.to(tokens)
+        aged_tokens = inputs.mask if counted is None else inputs.mask & counted
+        token_counts = aged_tokens.sum(1, dtype=torch.float64)
+        sums = token_counts @ micro_batch.age.to(token_counts)
         metrics |= dict(zip(AGE_SUMS, sums.unbind(), strict=True))
     if micro_batch.step.at_ratio_one:
         metrics |= floor_sums(inputs, FLOOR)
     return metrics
 
 
-def masked_sequences(applied: AppliedMethod) -> dict[str, Tensor]:
-    """Counts the sequences that a mask takes out whole, by metric key: 0-d tensors."""
+def count_masked_sequences(applied: AppliedMethod) -> dict[str, Tensor]:
+    """Count the sequences of which a mask removes every token: by metric key, 0-d, float64."""
     inputs = applied.inputs
     unmasked = applied.unmasked
-    gone = unmasked.any(-1, keepdim=True) & ~inputs.mask.any(-1, keepdim=True)
-    of_sign = by_sign(gone, mean_over_sequence(inputs.advantages, unmasked))
-    return {MASKED_SEQUENCES[sign].key: members.sum(dtype=torch.float64) for sign, members in of_sign.items()}
+    is_removed = unmasked.any(-1, keepdim=True) & ~inputs.mask.any(-1, keepdim=True)
+    removed = split_by_sign(is_removed, mean_over_sequence(inputs.advantages, unmasked))
+    return {MASKED_SEQUENCES[sign].key: of_sign.sum(dtype=torch.float64) for sign, of_sign in removed.items()}
 
 
-def by_sign(members: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-    """Returns those of the members with a negative and those with a positive advantage, bool."""
+def split_by_sign(members: Tensor, advantages: Tensor) -> dict[str, Tensor]:
+    """Split members by the sign of their advantage. Members with an advantage of 0 are in neither part.
+
+    Args:
+        members: bool.
+        advantages: of the same shape.
+
+    Returns:
+        "negative" and "positive", bool.
+    """
     return {"negative": members & (advantages < 0), "positive": members & (advantages > 0)}
 
 
 def metrics_of_call(micro_batch: MicroBatch) -> dict[str, float]:
-    """Returns the metrics of a single call outside a worker: means over its tokens, and what the method decided."""
-    tokens = max(micro_batch.sums[TOKENS], 1.0)
-    # Of the rejected tokens only the worker knows which share of the mini-batch they are.
-    sums = {key: total for key, total in micro_batch.sums.items() if key not in (TOKENS, REJECTED.key)}
-    means = with_ratios_of_sums({key: [total / tokens] for key, total in sums.items()})
-    return {**{key: value for key, (value,) in means.items()}, **micro_batch.values, **micro_batch.counts}
+    """Return the metrics of a single call outside a worker: means over its tokens, the method's values, and counts."""
+    token_count = max(micro_batch.sums[TOKENS], 1.0)
+    # Only the worker knows which share of the mini-batch the rejected tokens are.
+    left_out = (TOKENS, REJECTED.key)
+    # `with_ratios_of_sums` takes the values of several updates. Here there is one.
+    means = {key: [total / token_count] for key, total in micro_batch.sums.items() if key not in left_out}
+    metrics = {key: values[0] for key, values in with_ratios_of_sums(means).items()}
+    return {**metrics, **micro_batch.values, **micro_batch.counts}

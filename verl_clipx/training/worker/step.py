@@ -1,4 +1,4 @@
-"""What is known about an optimizer step and a micro-batch beyond the arguments of verl's policy losses."""
+"""What is known of an optimizer step and a micro-batch beyond the arguments of verl's policy losses."""
 
 import math
 from collections.abc import Iterator
@@ -22,7 +22,13 @@ from verl_clipx.training.worker.layout import AGE, TokenPass, pad_rows, prompt_g
 
 
 class NotFinite(NamedTuple):
-    """How much of a field is not finite in this rank's part of the mini-batch, and the uid of the first such prompt."""
+    """How much of a field is not finite in this rank's part of the mini-batch.
+
+    Args:
+        tokens: the number of tokens whose value is not finite.
+        sequences: the number of sequences with such a token.
+        prompt: the uid of the first such sequence's prompt; None if it is unknown.
+    """
 
     tokens: int
     sequences: int
@@ -33,10 +39,10 @@ class MeasuredFloor(NamedTuple):
     """This rank's second measurement of the floor.
 
     Args:
-        sums: the sums that become means over tokens, by metric key.
-        bins: the sums that stay as they are, by metric key.
-        log_probs: by the hash of a row's old_log_probs (`rows.hashes`), what the pass gave the tokens of its response,
-            (tokens,).
+        sums: from metric key to a sum that becomes a mean over tokens.
+        bins: from metric key to a sum that stays as it is.
+        log_probs: from the hash of a row's old_log_probs (`rows.hash_rows_with`) to the log-probabilities that the
+            measurement gave the tokens of its response, in nats, (tokens,).
     """
 
     sums: dict[str, float]
@@ -46,26 +52,26 @@ class MeasuredFloor(NamedTuple):
 
 @dataclass
 class OptimizerStep:
-    """One optimizer step of the worker; numbers of tokens are over all ranks.
+    """One optimizer step of the worker. Numbers of tokens are over all ranks.
 
     Args:
-        token_pass: Lopti's pass, or None.
-        statistics: what the bounds are decided from, (statistics_size,), float64; None: each micro-batch's own.
+        token_pass: Lopti's pass; None without Lopti.
+        statistics: what the bounds are decided from, (statistics_size,), float64; None: each micro-batch uses its own.
         decision: what the method decided from the statistics; None: each micro-batch decides from its own.
         decided_from: the tokens that the statistics were computed from.
-        counted_tokens: how many tokens of the mini-batch count, as the extra pass saw them if there is one; None: as
-            many as verl says.
-        selected_tokens: how many tokens of the mini-batch are selected, 0-d; None without selection.
+        counted_tokens: the number of the mini-batch's tokens that count, as the extra pass saw them if there is one;
+            None: as many as verl says.
+        selected_tokens: the number of the mini-batch's selected tokens, 0-d; None without selection.
         entropy_bucket: the bucket at which entropy selection over the mini-batch ends, 0-d; None without it.
         entropy_wanted: whether the run itself asks for the entropy, for its metric or its bonus.
         collected: the statistics of each micro-batch of this rank's training pass; None if nobody needs them.
         of_rollout_batch: whether the update is one of a rollout batch, at whose end sums become metrics.
         at_ratio_one: whether the weights are those of old_log_probs, so that the ratio is 1 but for rounding.
         row_hashes: the hashes of this rank's rows of the mini-batch, int64, (rows,); None if there are none.
-        recut: the floor as it was measured beforehand with other micro-batches; None if it was not.
-        not_finite: by field, what is known not to be finite in this rank's mini-batch.
-        optimizer_stepped: whether the engine's optimizer step was called, on every rank.
-        gradient_norm: the norm of the step's gradient, on every rank; None before the optimizer's step.
+        recut: the floor as it was measured before the update with other micro-batches; None if it was not.
+        not_finite: from a field to what is known not to be finite in this rank's mini-batch.
+        optimizer_stepped: whether the engine's optimizer step was called. Every rank knows it.
+        gradient_norm: the norm of the step's gradient, which every rank knows; None before the optimizer's step.
     """
 
     token_pass: TokenPass | None = None
@@ -87,7 +93,7 @@ class OptimizerStep:
 
     @property
     def taken(self) -> bool:
-        """Returns whether the optimizer takes the step: verl skips one whose gradient is not finite."""
+        """Return whether the optimizer takes the step: verl skips one whose gradient is not finite."""
         return self.gradient_norm is None or math.isfinite(self.gradient_norm)
 
 
@@ -97,12 +103,12 @@ class RolloutBatch:
 
     Args:
         number: how many rollout batches verl counted before this one.
-        token_pass: Lopti's current pass, or None.
+        token_pass: Lopti's current pass; None without Lopti.
         last_pass: whether no other pass follows.
         update: the number of the pass's next update, from 0.
         updates_before_pass: how many updates the earlier passes made.
         skipped: how many updates verl has skipped.
-        not_finite: by field, what was not finite in this rank's mini-batches of the skipped updates.
+        not_finite: from a field to what was not finite in this rank's mini-batches of the skipped updates.
     """
 
     number: int = 0
@@ -114,7 +120,12 @@ class RolloutBatch:
     not_finite: dict[str, NotFinite] = field(default_factory=dict)
 
     def begin(self, token_pass: TokenPass | None, *, last: bool) -> None:
-        """Begins the next pass over the rollout batch; `last`: no other one follows."""
+        """Begin the next pass over the rollout batch.
+
+        Args:
+            token_pass: Lopti's; None without Lopti.
+            last: whether no other pass follows.
+        """
         self.updates_before_pass += self.update
         self.token_pass = token_pass
         self.last_pass = last
@@ -122,66 +133,81 @@ class RolloutBatch:
 
     @property
     def is_first(self) -> bool:
-        """Returns whether no update on the rollout batch was made yet."""
+        """Return whether no update on the rollout batch was made yet."""
         return self.update == 0 and self.updates_before_pass == 0
 
     @property
     def position(self) -> str:
-        """Returns the name of the next update within the rollout batch."""
+        """Return the name of the next update within the rollout batch."""
         pass_name = None if self.token_pass is None else self.token_pass.name
         return position(self.update, pass_name)
 
 
 class Observer:
-    """Observes the updates on rollout batches; what it does not override does nothing. Every rank calls each method.
+    """Observes the updates on rollout batches. A method that a subclass does not override does nothing.
 
-    Once it is `finished` at the end of a rollout batch, it is not called any more.
+    Only `begin_rollout_batch`, `begin_update`, `end_update`, `end_rollout_batch` and `flush` may use collectives, since
+    every rank calls them. Once the observer is `finished` at the end of a rollout batch, it is not called any more.
     """
 
     finished = False
 
     def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
-        """Called before the first update; `data`, on the host, may get further fields."""
+        """Called before the first update. `data` is on the host, and the observer may add fields to it."""
 
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
-        """Called when an optimizer step is planned; may set what its micro-batches have to keep."""
+        """Called when an optimizer step is planned. The observer may set in it what its micro-batches have to keep."""
 
     def end_micro_batch(
         self, micro_batch: "MicroBatch", loss: Tensor, model_output: Any, data: Any, dp_group: Any
     ) -> None:
-        """Called after the loss of a micro-batch, which has filled it in, and before its backward pass.
+        """Called between the loss of a micro-batch and its backward pass, on ranks that compute a loss.
 
-        `loss` is what verl's loss function returned, the others its arguments as verl's engine gives them.
+        Args:
+            micro_batch: filled in by the loss.
+            loss: the scalar that verl's loss function returned.
+            model_output, data, dp_group: as verl's engine gave them, with all tokens also under Lopti.
         """
 
     def report(self) -> Any:
-        """Called with each micro-batch; returns what all ranks hear of it after the update.
+        """Called once for each micro-batch, on ranks that compute a loss.
 
-        It may not wait for the accelerator. An observer that may end the run is not asked.
+        It may not wait for the accelerator. It is not called for an observer without a name, whose exceptions end the
+        run.
+
+        Returns:
+            A message to all ranks. The last one of an update reaches them in `hear`.
         """
         return None
 
     def hear(self, reports: list[Any]) -> None:
-        """Called after the update on ranks with outputs, with what each rank reported last."""
+        """Called after the update, on ranks with outputs, for observers with a name.
+
+        Args:
+            reports: the last message of each rank.
+        """
 
     def end_update(self, step: OptimizerStep) -> None:
         """Called after the optimizer's step."""
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[Any]]:
-        """Called after the last update; returns the rollout batch's metrics by key."""
+        """Called after the last update. Returns metrics of the rollout batch by key."""
         return {}
 
     def flush(self) -> None:
-        """Called when a checkpoint is saved: what was observed so far has to be on the disk."""
+        """Called when a checkpoint is saved. The observer puts what it observed so far on the disk, or warns."""
 
 
 class AppliedMethod(NamedTuple):
-    """What a method of the plugin did to a micro-batch's tokens; tensors are (sequences, length).
+    """What a method of the plugin did to a micro-batch's tokens. Tensors are (sequences, length).
 
     Args:
+        settings: the run's.
         inputs: what the method saw.
-        correction: the factor of verl's rollout correction on F, or None.
-        kept: the tokens that selection and mask keep and bypass mode does not reject, bool; `whole` itself if all are.
+        decision: what the bounds were made of.
+        correction: the factor of verl's rollout correction on F; None without one.
+        kept: the tokens that selection and mask keep and bypass mode does not reject, bool. If these are all tokens, it
+            is the same object as `whole`, so that callers can test with `is`.
         unmasked: the tokens before +clipx/mask, bool.
         whole: the mask including the tokens that bypass mode rejects, bool.
     """
@@ -196,7 +222,16 @@ class AppliedMethod(NamedTuple):
 
 
 class AppliedLoss(NamedTuple):
-    """What one of verl's losses did to a micro-batch's tokens; `config` is verl's ActorConfig."""
+    """What one of verl's losses did to a micro-batch's tokens. Tensors are (sequences, length).
+
+    Args:
+        inputs: what the loss saw.
+        gradient: the gradient of the loss on the log-probabilities.
+        bounds: those of the loss.
+        by_sequence: whether they act on a sequence's ratio.
+        loss_agg_mode: how verl averages the losses of tokens.
+        config: verl's ActorConfig.
+    """
 
     inputs: Inputs
     gradient: Tensor
@@ -219,11 +254,12 @@ class MicroBatch:
             unknown.
         counted: bool, (sequences, response length): the tokens of Lopti's pass; None without Lopti.
         applied: filled by the loss: what it did to the tokens.
-        sums, values, counts: filled by the loss, from metric key to a sum over this micro-batch's tokens; to a value
-            that is not one; to a number that adds up over the mini-batch's micro-batches.
+        sums: filled by the loss: from metric key to a sum over this micro-batch's tokens.
+        values: filled by the loss: from metric key to a number that is no sum.
+        counts: filled by the loss: from metric key to a number that adds up over the mini-batch's micro-batches.
         loss: filled by the loss: its value.
-        observers: what the sums, values and counts are filled in under; outside a training worker its own, under which
-            exceptions end the call.
+        observers: the observers under which the metrics are computed. Outside a training worker they are this
+            micro-batch's own, and an exception ends the call.
     """
 
     step: OptimizerStep = field(default_factory=OptimizerStep)
@@ -244,13 +280,13 @@ _current: ContextVar[MicroBatch | None] = ContextVar("verl_clipx_micro_batch", d
 
 
 def current_micro_batch() -> MicroBatch | None:
-    """Returns the micro-batch whose loss is being computed; None outside a training worker."""
+    """Return the micro-batch whose loss is being computed; None outside a training worker."""
     return _current.get()
 
 
 @contextmanager
 def in_micro_batch(micro_batch: MicroBatch) -> Iterator[MicroBatch]:
-    """Makes a micro-batch the current one within a block."""
+    """Make a micro-batch the current one within a block; yields it."""
     token = _current.set(micro_batch)
     try:
         yield micro_batch
@@ -261,13 +297,18 @@ def in_micro_batch(micro_batch: MicroBatch) -> Iterator[MicroBatch]:
 def micro_batch_of(
     settings: Settings | Observe, step: OptimizerStep, data: Any, model_output: Any = None
 ) -> MicroBatch:
-    """Returns what is known of a mini-batch or micro-batch beyond the arguments of verl's policy losses.
+    """Collect what a method may need beyond the arguments of verl's policy losses.
 
-    `model_output` is None before a pass.
+    Args:
+        settings: the run's.
+        step: the optimizer step.
+        data: verl's data of a mini-batch or of one of its micro-batches.
+        model_output: the model's output for it; None before a pass.
     """
-    micro_batch = MicroBatch(step)
+    micro_batch = MicroBatch(step=step)
     if model_output is not None and model_output.get("entropy", None) is not None:
-        micro_batch.entropy = response_part(model_output["entropy"], data, pad_rows(data["response_mask"]).shape[1])
+        response_length = pad_rows(data["response_mask"]).shape[1]
+        micro_batch.entropy = response_part(model_output["entropy"], data, response_length)
     if isinstance(settings, Observe):
         return micro_batch
     if "rollout_log_probs" in data:
@@ -281,12 +322,17 @@ def micro_batch_of(
 
 
 def inputs_of(settings: Settings, micro_batch: MicroBatch, **tensors: Tensor) -> Inputs:
-    """Returns the inputs of a method's formulas for one micro-batch: the tensors, each (sequences, length), and more.
+    """Return the inputs of a method's formulas for one micro-batch.
 
-    Tokens outside Lopti's pass have no advantage, as in the loss; those that +clipx/mask takes out are not in the mask.
+    Tokens outside Lopti's pass have no advantage, as in the loss. Those that +clipx/mask removes are not in the mask.
+
+    Args:
+        settings: the run's.
+        micro_batch: has the optional fields that the settings ask for.
+        tensors: the other fields of `Inputs` by name, (sequences, length) each.
 
     Raises:
-        ValueError: the method needs a field that is missing; says how to provide it.
+        ValueError: the method needs a field that is missing. The message says how to provide it.
     """
     optional = {name: getattr(micro_batch, name) for name in settings.asks_for}
     for name, tensor in optional.items():
@@ -301,7 +347,18 @@ def inputs_of(settings: Settings, micro_batch: MicroBatch, **tensors: Tensor) ->
 def call_of(
     settings: Settings | Observe, step: OptimizerStep, model_output: Any, data: Any
 ) -> tuple[MicroBatch, Any, Any]:
-    """Returns what the policy loss knows of a micro-batch, and the output and data that verl's loss function gets."""
+    """Prepare a call of verl's loss function.
+
+    Under Lopti the function gets the tokens of the pass alone, and it gets the entropy only where verl asked for it.
+
+    Args:
+        settings: the run's.
+        step: the optimizer step.
+        model_output, data: as verl's engine gives them.
+
+    Returns:
+        What the policy loss knows of the micro-batch; and the output and the data that verl's loss function gets.
+    """
     micro_batch = micro_batch_of(settings, step, data, model_output)
     if isinstance(settings, Settings) and settings.needs_entropy and not step.entropy_wanted:
         model_output = {key: value for key, value in model_output.items() if key != "entropy"}
