@@ -203,6 +203,22 @@ def test_the_record_has_what_the_run_started_from_also_after_it_was_resumed(star
     assert recorded() == {"paths": [], "name": None, "hash": None, "parameters": None}
 
 
+@pytest.mark.parametrize("record", [None, "no JSON"])
+def test_a_resumed_run_whose_record_does_not_say_where_it_began_warns(start, tmp_path, caplog, capsys, record):
+    start(1, [1, 2])
+    assert capsys.readouterr().out.splitlines()[-1] == f"clipx: the file log is {tmp_path / 'metrics.jsonl'}"
+    saved(tmp_path, 2)
+    start(2, [3])
+    assert "with 2 lines of the run that goes on" in capsys.readouterr().out and not caplog.records
+    path = tmp_path / "metrics.run.json"
+    path.unlink()
+    if record is not None:
+        path.write_text(record)
+    start(3, [3])
+    (message,) = caplog.messages
+    assert f"{path} is missing or cannot be read" in message and "started from the model" in message
+
+
 @pytest.mark.parametrize("form", ["{path}", "file://{path}", "pkg://rewards_of_test.score"])
 @pytest.mark.parametrize("node", [lambda of: {"reward": of}, lambda of: of])
 def test_the_record_has_the_hash_of_the_rewards_file(tmp_path, monkeypatch, form, node):

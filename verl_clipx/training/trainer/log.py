@@ -1,12 +1,13 @@
 """The log and the record of a run with a clipx node: verl's file log, but one that a resumed run continues.
 
-verl's own file logger starts with an empty file: a run that was killed after step 7 and resumed would lack the steps up
-to 7.
+verl's own file logger starts with an empty file. With it, the log of a run that was killed after step 7 and resumed
+would lack the steps up to 7.
 """
 
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -41,27 +42,34 @@ from verl_clipx.run.keys import (
 from verl_clipx.run.record import Content, RunRecord, as_json, read_record, record_of
 from verl_clipx.run.run_files import record_path, resumed_step, traces_path
 
-# What the name of a Ray resource begins with that says of which kind a node's accelerators are.
+logger = logging.getLogger(__name__)
+
+# The beginning of the names of those Ray resources that say which kind of accelerators a node has.
 ACCELERATOR = "accelerator_type:"
 
 # What a run without a checkpoint started from.
 FROM_MODEL = Content()
 
-# The packages whose versions a run's record has, as far as they are installed.
+# The packages whose versions a run's record contains, as far as they are installed.
 VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm", "sglang")
 
 
 def open_log(log: Path, config: dict[str, Any]) -> tuple[BinaryIO, Rows]:
-    """Open a run's file log, and write its record. The log of a resumed run keeps the lines up to its checkpoint.
+    """Open a run's file log, and write its record.
 
-    If the process is killed meanwhile, the old file is still there, or the new one with these lines.
+    The log is rewritten. A resumed run keeps the lines and traces of the steps up to its checkpoint; later and damaged
+    lines and later traces are removed. If the process is killed while the file is written, the old file is still there,
+    or the new one with the kept lines.
 
     Args:
         log: the path of the file log.
         config: verl's whole configuration.
 
     Returns:
-        The file, to which lines are appended; and what the kept lines say, by step.
+        The file, to which lines are appended; and the metrics in the kept lines, by step.
+
+    Raises:
+        ValueError: as for `kept_lines`.
     """
     step = resumed_step(config)
     # A run that was killed may have left partial files. No other run writes here.
@@ -73,7 +81,10 @@ def open_log(log: Path, config: dict[str, Any]) -> tuple[BinaryIO, Rows]:
         partial.write_bytes(content)
     remove_later_traces(traces_path(log), step)
     write_record(log, config, start=find_start(log, config, has_steps=bool(lines)))
-    print(f"clipx: the file log is {log}, with {len(lines)} lines of the run that goes on", flush=True)
+    if lines:
+        print(f"clipx: the file log is {log}, with {len(lines)} lines of the run that goes on", flush=True)
+    else:
+        print(f"clipx: the file log is {log}", flush=True)
     # Without a buffer, as verl opens it, so that a line is in the file as soon as it is logged.
     return log.open("ab", buffering=0), rows
 
@@ -84,7 +95,7 @@ def line_of(data: dict[str, Any], step: int, **more: Any) -> bytes:
     Args:
         data: the step's metrics.
         step: its number.
-        more: further entries by name; an empty or absent one is left out.
+        more: further entries by name. An entry with an empty value is left out.
     """
     line = {"step": step, "data": data}
     for key, value in more.items():
@@ -94,11 +105,17 @@ def line_of(data: dict[str, Any], step: int, **more: Any) -> bytes:
 
 
 def kept_lines(path: Path, step: int) -> list[bytes]:
-    """Return the lines of a log that a resumed run keeps, with their ends; a warning names those that are unreadable.
+    """Return the lines of a log that a resumed run keeps, each with its newline.
+
+    Unreadable lines are left out, with a warning.
 
     Args:
-        path: the log's, which need not exist.
-        step: that of the checkpoint from which the run is resumed; 0: it begins afresh, and keeps none.
+        path: the log. It need not exist.
+        step: the step of the checkpoint from which the run is resumed. 0: the run starts from the beginning and keeps
+            no line.
+
+    Raises:
+        ValueError: the log has lines, and none of them can be read.
     """
     if step == 0 or not path.exists():
         return []
@@ -106,7 +123,7 @@ def kept_lines(path: Path, step: int) -> list[bytes]:
 
 
 def remove_later_traces(folder: Path, step: int) -> None:
-    """Remove the traces of all steps after one, which this run makes again or another run has left."""
+    """Remove the traces of all steps after a step. This run will write them again, or another run left them."""
     if folder.is_dir():
         # Imports pyarrow, which takes long.
         from verl_clipx.run.trace_format import remove_shards
@@ -121,15 +138,18 @@ def find_start(log: Path, config: dict[str, Any], has_steps: bool) -> Content:
     Args:
         log: the run's file log.
         config: verl's whole configuration.
-        has_steps: whether the log has steps of the run from before it was resumed. It then began where its record says.
+        has_steps: whether the log has steps of the run from before it was resumed. If so, the run began where its
+            record says.
     """
     path = record_path(log)
-    if has_steps and path.exists():
-        # An unreadable record says nothing.
-        with contextlib.suppress(ValueError):
-            return read_record(read_json_object(path), str(path)).start
+    if has_steps:
+        if path.exists():
+            with contextlib.suppress(ValueError):
+                return read_record(read_json_object(path), str(path)).start
+        logger.warning(START_UNKNOWN, path)
+        return FROM_MODEL
     step = resumed_step(config)
-    if has_steps or step == 0:
+    if step == 0:
         return FROM_MODEL
     folder = Path(str(value_at(config, CHECKPOINT_FOLDER))) / f"global_step_{step}"
     if value_at(config, RESUME_MODE) == NAMED_CHECKPOINT:
@@ -161,9 +181,9 @@ def write_record(log: Path, config: dict[str, Any], start: Content = FROM_MODEL)
 
 
 def hashed_contents(record: RunRecord) -> dict[str, Content]:
-    """Return the fields of a record that say what its run reads, with the hash of each, and the model's size.
+    """Return the fields of a record that say what its run reads, with the hash of each and the size of the model.
 
-    What is not on this machine has no hash.
+    Something that is not on this machine has no hash.
     """
     hashes = {
         "model": hash_of_model(record.model.paths),
@@ -190,7 +210,7 @@ def record_receipt(log: Path, data: Mapping[str, Any]) -> None:
         data: the metrics of a step that has the receipt, by key.
     """
     metrics = receipt_in(data)
-    # NaN where no token could be compared, and infinite where a gradient is not finite. JSON has neither.
+    # It is NaN if no token could be compared, and infinite if a gradient is not finite. JSON has neither.
     difference: float | None = metrics[RECEIPT.key]
     if not math.isfinite(difference):
         difference = None
@@ -205,7 +225,7 @@ def record_receipt(log: Path, data: Mapping[str, Any]) -> None:
 
 
 def receipt_in(data: Mapping[str, Any]) -> dict[str, float]:
-    """Return the receipt's metrics in those of a step, by their keys without verl's prefix; empty if it has none."""
+    """Return the receipt's metrics among those of a step, by their keys without verl's prefix; empty if it has none."""
     metrics = {}
     for key, value in data.items():
         for metric in (RECEIPT, RECEIPT_FAILED):
@@ -215,10 +235,16 @@ def receipt_in(data: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _accelerators() -> list[str]:
-    """Return the kinds of accelerators in the Ray cluster: this process need not see any itself."""
+    """Return the kinds of accelerators in the Ray cluster. This process need not see any of them itself."""
     import ray
 
     if not ray.is_initialized():
         return []
     resources = ray.cluster_resources()
     return sorted(name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR))
+
+
+START_UNKNOWN = (
+    "clipx: the log has steps from before this start, but %s is missing or cannot be read. The new record says that "
+    "the run started from the model, although it may have started from a checkpoint."
+)
