@@ -590,7 +590,7 @@ SINGLE = {
     "old log-probabilities at another temperature": (old_log_probs(lambda row: row * 1.25), OF_OLD_POLICY),
     "Lopti's second pass repeats the first": (
         trains(*LOPTI, step=partial(pass_of_lopti, "low"), batch=SECOND_PASS),
-        "Lopti's pass over the high tokens takes the low ones",
+        "Lopti's pass should train the high tokens, and trains the low ones",
     ),
     "one pass of Lopti's two": (
         trains(*LOPTI, step=partial(pass_of_lopti, "low"), made=ANNOUNCED),

@@ -7,6 +7,7 @@ in verl's trainer, in the worker or in the engine. The gradient itself is in tes
 
 import contextlib
 import dataclasses
+import re
 from functools import partial
 from types import SimpleNamespace
 
@@ -458,10 +459,12 @@ def test_statistics_at_ratio_1_are_those_of_the_trained_tokens(actor, monkeypatc
         train(actor, monkeypatch, *LAGGED)
 
 
-def test_a_pass_of_lopti_ends_where_the_configuration_says(actor, monkeypatch, few_probes):
-    other = lambda policy_loss: [TokenPass(name, 0.6, True) for name in ("low", "high")]  # noqa: E731
+@pytest.mark.parametrize(("eta", "equal"), [(0.6, True), (0.5, False)])
+def test_a_pass_of_lopti_ends_where_the_configuration_says(actor, monkeypatch, few_probes, eta, equal):
+    other = lambda policy_loss: [TokenPass(name, eta, equal) for name in ("low", "high")]  # noqa: E731
     monkeypatch.setattr(training_worker, "token_passes", other)
-    with pytest.raises(RuntimeError, match=r"Lopti's pass ends at a probability of 0\.6, not as 0\.5 says"):
+    message = f"Lopti's pass has eta={eta} and equal={equal}, and the settings have eta=0.5 and equal=True"
+    with pytest.raises(RuntimeError, match=re.escape(message)):
         train(actor, monkeypatch, "+clipx=grpo", "+clipx/update=lopti")
 
 

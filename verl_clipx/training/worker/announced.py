@@ -49,7 +49,7 @@ class Announced:
         other_tokens: how many tokens are in the mask although verl's trainer should have rejected them, or the reverse.
         more_tokens: whether some of them are in the mask although verl's trainer should have rejected them.
         resolved: how far a gradient may differ, relative to a token's.
-        besides: the gradient of what verl adds to the policy's term, such as a KL term, (tokens,).
+        gradient_of_other_terms: the gradient of what verl adds to the policy's term, such as a KL term, (tokens,).
         rows: the hashes of its rows by field, from `hash_rows_by_field`.
         factors: what each backward pass that reaches the loss multiplies it by.
         gradients: the gradient on log_prob of each backward pass that reaches it.
@@ -66,7 +66,7 @@ class Announced:
         self.gradients: list[Tensor] = []
         self.model_output, log_probs = with_leaf(model_output)
         self.resolved = RESOLVED[log_probs.dtype]
-        self.besides = torch.zeros_like(log_probs)
+        self.gradient_of_other_terms = torch.zeros_like(log_probs)
         micro_batch = micro_batch_of(settings, step, data, model_output)
         response_mask, advantages, old = (
             pad_rows(data[key]) for key in ("response_mask", "advantages", "old_log_probs")
@@ -113,7 +113,7 @@ class Announced:
             compared.
         """
         announced = torch.stack([self._gradient(moved) for moved in (0.0, ROUNDING, -ROUNDING)])
-        differences = apart(gradient, announced, self.at_ratio_1(), self.besides)
+        differences = apart(gradient, announced, self.at_ratio_1(), self.gradient_of_other_terms)
         of_responses = in_model_output(self._whole.to(differences.dtype), self.data, len(differences)) > 0
         return largest_known(differences), int((of_responses & ~differences.isnan()).sum())
 

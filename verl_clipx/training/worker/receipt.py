@@ -1,7 +1,7 @@
-"""The receipt: what a run's loss does to log_prob in the first rollout batch, against what its line announces.
+"""The receipt: compares what a run's loss does to log_prob in the first rollout batch with what its line announces.
 
 At the first update every ratio is 1, where nearly every method has F = 1 and any two losses look alike. Therefore
-verl's own loss function is called on copies of the first micro-batch with the old log-probabilities and advantages of
+verl's own loss function is called on copies of a micro-batch with the old log-probabilities and advantages of
 `Announced.probe`: once as it is, and once with the registered loss replaced by one that returns 0. The difference of
 the two gradients is the policy's term, whatever else verl adds. The backward pass of every micro-batch is compared as
 well. What both gradients are computed from is compared with what was not read from the same place: the rows with those
@@ -33,42 +33,43 @@ from verl_clipx.training.worker.layout import TokenPass, flat, pad_rows, with_le
 from verl_clipx.training.worker.rows import OLD_LOG_PROBS, Rows, hash_rows_by_field
 from verl_clipx.training.worker.step import MicroBatch, Observer, OptimizerStep, RolloutBatch, call_of, in_micro_batch
 
-# With 25 tokens, so many probes tell any two groups apart, and a method from itself with a number a twentieth smaller.
+# With 25 tokens, this many probes tell any two groups apart, and a method from itself with one of its numbers a
+# twentieth smaller.
 PROBES = 120
 
-# Every so many probes are under the step's own decision, the others under one of their own.
+# One of this many probes is under the step's own decision, and the others are under decisions of their own.
 PROBES_PER_STEP_DECISION = 3
 
 # Relative differences that are put down to rounding: of what an engine multiplies the losses of micro-batches by, and
 # of a weight of the rollout correction from that of verl's own code.
 SAME_FACTOR = 1e-3
 
-# The same of what verl divides these weights by.
+# The relative difference that is put down to rounding in what verl divides these weights by.
 SAME_NORMALISER = 0.01
 
-# In bypass mode old_log_probs are a copy of the rollout's. By so much they may differ, in nats.
+# In bypass mode old_log_probs are a copy of the rollout's. This is how much they may differ, in nats.
 SAME_COPY = 1e-4
 
-# By this share the number of selected tokens may differ between two passes, in which a few fall on either side of the
-# threshold.
+# The share by which the number of selected tokens may differ between two passes: a few tokens lie so close to the
+# threshold that they fall on another side of it.
 SAME_SELECTED = 0.05
 
 # The relative difference that is put down to rounding in a decision, which every rank makes of the same sums.
 SAME_DECISION = 1e-9
 
-# How far a micro-batch may be from ratio 1 at the same weights, in nats on average: by whether the engine computes in
-# half precision.
+# How far a micro-batch may be from ratio 1 at the same weights, in nats on average. The key says whether the engine
+# computes in half precision.
 DISTANCE = {False: 1e-3, True: 0.05}
 
 # In half precision less is allowed if two passes with these weights, over micro-batches of different sizes, are nearer
-# to each other: so many times their distance. Measured were up to 8 times, against float32 (docs/floor.md).
+# to each other: their distance multiplied by this. Up to 8 times were measured, against float32 (docs/floor.md).
 TIMES_ROUNDING = 8
 
 # But never less than this, because some sizes of micro-batches gave equal numbers where others gave 0.009.
 LEAST_DISTANCE = 0.01
 
-# How far rounding may move bounds, as a share of half their width, by whether the engine computes in half precision.
-# Measured was up to 0.59 in half precision.
+# How far rounding may move bounds, as a share of half their width. The key says whether the engine computes in half
+# precision. Up to 0.59 were measured in half precision.
 SAME_BOUNDS = {False: 0.05, True: 0.9}
 
 NOTHING_COMPARED = "no token of the first rollout batch could be compared, so nothing shows what the run trains"
@@ -90,18 +91,19 @@ class Receipt(Observer):
     After the first rollout batch it is finished, and updates cost nothing.
 
     Args:
-        settings: the run's, as this worker has them.
+        settings: the run's settings, as this worker has them.
         record: what the driver announces.
         loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
         all_reduce: sums a float64 vector over the data-parallel ranks.
-        rank: of this process; rank 0 prints the receipt.
-        tested: whether tests have run all of the run's options. If not, under clipx.receipt=auto only what is compared
-            on copies stops the run; what depends on the engine is logged as a warning.
+        rank: the rank of this process. Rank 0 prints the receipt.
+        tested: whether tests have run all of the run's options. If not, then under clipx.receipt=auto only what is
+            compared on copies stops the run, and what depends on the engine is logged as a warning.
         half: whether the engine computes in half precision.
         scaled: whether the engine scales losses by a power of two that changes, as in float16.
 
     Raises:
-        RuntimeError: as built, if the worker's settings or sources are not those of the driver, and that stops the run.
+        RuntimeError: when it is built, the worker's settings or sources are not those of the driver, and that stops the
+            run.
     """
 
     settings: Settings
@@ -112,24 +114,25 @@ class Receipt(Observer):
     tested: bool
     half: bool = False
     scaled: bool = False
-    # The tokens compared on copies, and the updates; the differences of each copy and of each backward pass.
+    # How many tokens were compared on copies, and how many updates were made.
     _tokens: int = 0
     _updates: int = 0
+    # The differences of each copy and of each backward pass.
     _on_copies: list[float] = field(default_factory=list)
     _in_training: list[float] = field(default_factory=list)
-    # The current update: as it was planned, and its micro-batches.
+    # The current update as it was planned, and its micro-batches.
     _step: OptimizerStep = field(default_factory=OptimizerStep)
-    _followed: list[Announced] = field(default_factory=list)
+    _micro_batches_of_update: list[Announced] = field(default_factory=list)
     # Whether `_rows` are all rows of the rollout batch, and not only those of the first update's micro-batches.
     _has_all_rows: bool = False
     _rows: Rows = field(default_factory=Rows)
-    # What verl's weights are divided by; the sum and the number of the weights before that division.
+    # What verl's weights are divided by, and the sum and the number of the weights before that division.
     _normaliser: float | None = None
     _weights: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
     # What the first update's losses were multiplied by, and into how many micro-batches it was divided.
     _factor: float | None = None
     _micro_batches: int = 0
-    # How many checks did not hold on any rank; known at the end.
+    # How many checks failed on some rank. It is known at the end.
     _failed_checks: int = 0
 
     def __post_init__(self) -> None:
@@ -139,19 +142,19 @@ class Receipt(Observer):
         failure = f"this worker is not set up as the driver: {differences}"
         self._expect(Check.SETTINGS, not differences, failure, stops=True)
         digest = hashlib.sha256(repr(sorted(identity.items())).encode()).digest()
-        # As many bits as a float64 holds after a sum over a million ranks.
+        # 32 bits: a float64 still holds their sum over a million ranks exactly.
         self._identity = float(int.from_bytes(digest[:4], "big"))
 
     def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
         """Keep the rows as the worker got them."""
         self._has_all_rows = True
         self._rows = Rows()
-        self._rows.get(data)
+        self._rows.receive(data)
 
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
-        """Keep the step as it is planned, with a decision of the receipt's own, and compare the step's with that."""
+        """Keep the step as it is planned, but with a decision of the receipt's own, and compare both decisions."""
         settings = self.settings
-        self._followed = []
+        self._micro_batches_of_update = []
         decision = None
         if step.statistics is not None:
             decision = settings.method.decide(step.statistics.clone())
@@ -165,37 +168,48 @@ class Receipt(Observer):
             self._expect_pass(step.token_pass, batch)
 
     def _expect_pass(self, token_pass: TokenPass, batch: RolloutBatch) -> None:
-        """Compare Lopti's pass with the one whose turn it is, and its limits with the settings."""
-        turn = self.record.schedule.passes[min(batch.updates_before_pass, 1)]
-        failure = f"Lopti's pass over the {turn} tokens takes the {token_pass.name} ones"
-        self._expect(Check.PASS, token_pass.name == turn, failure)
+        """Check that Lopti's pass is the next one of the schedule and has the threshold of the settings."""
+        passes = self.record.schedule.passes
+        is_first_pass = batch.updates_before_pass == 0
+        expected = passes[0] if is_first_pass else passes[1]
+        failure = f"Lopti's pass should train the {expected} tokens, and trains the {token_pass.name} ones"
+        self._expect(Check.PASS, token_pass.name == expected, failure)
         lopti = self.settings.update
         is_same = (token_pass.eta, token_pass.equal) == (lopti.eta, lopti.equal)
-        failure = f"Lopti's pass ends at a probability of {token_pass.eta:g}, not as {lopti.eta:g} says"
+        failure = (
+            f"Lopti's pass has eta={token_pass.eta:g} and equal={token_pass.equal}, and the settings have "
+            f"eta={lopti.eta:g} and equal={lopti.equal}"
+        )
         self._expect(Check.PASS, is_same, failure)
 
     def end_micro_batch(
         self, micro_batch: MicroBatch, loss: Tensor, model_output: Any, data: Any, dp_group: Any
     ) -> None:
-        """Compare the first micro-batch on copies, and follow the backward pass of each.
+        """Check a micro-batch before its backward pass, and record that pass for `end_update`.
 
-        A loss without a graph, as of a call under no_grad, trains nothing and is not looked at.
+        The policy's term is compared on copies of a micro-batch until some of its tokens could be compared.
+
+        A loss without a graph, such as that of a call under no_grad, trains nothing and is not checked.
         """
         if not loss.requires_grad:
             return
+        # Its rows and the gradient of other terms are filled in below; factors and gradients by the backward pass.
         announced = Announced(self.settings, self.record, self._step, model_output, data)
         announced.rows = hash_rows_by_field(data)
-        self._look_at_rows(announced, data)
-        if not self._tokens and pad_rows(data["response_mask"]).any():
+        self._expect_rows(announced, data)
+        has_compared = self._tokens > 0
+        if not has_compared and pad_rows(data["response_mask"]).any():
             self._compare_on_copies(announced, dp_group)
-        if self.record.schedule.starts_at_ratio_one and not self._updates:
+        is_first_update = self._updates == 0
+        if self.record.schedule.starts_at_ratio_one and is_first_update:
             self._expect_recomputed(announced)
-        announced.besides = self._gradient(announced, dp_group, policy=False)
+        announced.gradient_of_other_terms = self._gradient(announced, dp_group, with_policy_term=False)
         self._expect_verls_terms(announced)
         self._expect_terms_of_outputs(announced, model_output, dp_group)
+        # The backward pass appends what it multiplies the loss by, and the gradient on the log-probabilities.
         loss.register_hook(announced.factors.append)
         keep_gradient(model_output["log_probs"], announced.gradients.append)
-        self._followed.append(announced)
+        self._micro_batches_of_update.append(announced)
 
     def _expect_recomputed(self, announced: Announced) -> None:
         """Compare old_log_probs with what the first update computes at the same weights."""
@@ -209,9 +223,10 @@ class Receipt(Observer):
         self._expect(Check.OLD_LOG_PROBS, distance <= largest, failure)
 
     def _rounding_of(self, announced: Announced) -> float | None:
-        """Return how far the floor's second pass is from the first update on a micro-batch, in nats on average.
+        """Return how far rounding alone moves a micro-batch's log-probabilities, in nats on average.
 
-        Both have the same weights, whichever those of old_log_probs were. It is None if there was no such pass.
+        It is the mean distance between those of the first update and those of the floor's second measurement. Both were
+        computed with the same weights, even if old_log_probs were not. None if that was not measured.
         """
         second_pass = self._step.recut
         rows = announced.rows.get((OLD_LOG_PROBS, None), [])
@@ -224,38 +239,41 @@ class Receipt(Observer):
     def end_update(self, step: OptimizerStep) -> None:
         """Compare the update's backward passes, and what it counted over all ranks."""
         self._updates += 1
-        trained = [part for part in self._followed if part.factors and part.gradients]
-        # A loss that was called twice for the same rows trains once.
-        missed = [part for part in self._followed if part not in trained and not has_rows(trained, part)]
-        factors = [float(sum(part.factors)) for part in trained]
+        micro_batches = self._micro_batches_of_update
+        trained = [announced for announced in micro_batches if announced.factors and announced.gradients]
+        # If the loss is called twice for the same rows, only one of the calls is trained. The other is not missed.
+        missed = [
+            announced for announced in micro_batches if announced not in trained and not has_rows(trained, announced)
+        ]
+        factors = [float(sum(announced.factors)) for announced in trained]
         if not factors:
             factors = [1.0]
-        sums = self._sums_over_ranks(max(factors), [*trained, *missed], step)
+        sums = self._sum_over_ranks(max(factors), [*trained, *missed], step)
         # A rank of a pipeline may see no loss.
-        if not self._followed:
+        if not micro_batches:
             return
         self._expect_backward(trained, missed)
         self._expect_factors(factors, sums)
         self._expect_sizes(trained + missed, sums, step)
         self._expect_bounds(trained + missed, sums, step)
 
-    def _sums_over_ranks(self, factor: float, parts: list[Announced], step: OptimizerStep) -> "Sums":
-        """Return what this rank's micro-batches count, and its sum over the ranks by one collective.
+    def _sum_over_ranks(self, factor: float, micro_batches: list[Announced], step: OptimizerStep) -> "Sums":
+        """Sum over the ranks, by one collective, what micro-batches count and what all ranks must have in common.
 
         Args:
-            factor: what the engine multiplied this rank's losses by.
-            parts: this rank's micro-batches.
-            step: the update's.
+            factor: the largest number that the engine multiplied a loss of this rank by; 1.0 if it trained none.
+            micro_batches: those of this rank.
+            step: the optimizer step of the update.
         """
         method = self.settings.method
         statistics_size = method.statistics_size + method.second_statistics_size
         one_rank = torch.zeros(STATISTICS_FROM + statistics_size, dtype=torch.float64)
-        decision, infinite_decisions = decision_number(step.decision)
+        decision_checksum, infinite_decisions = decision_number(step.decision)
         # In the order of RANKS, FACTOR, SETTINGS, DECISION and INFINITE_DECISIONS.
-        one_rank[: COUNTS.start] = torch.tensor([1.0, factor, self._identity, decision, infinite_decisions])
-        for part in parts:
-            # The counts, and the method's statistics.
-            one_rank[COUNTS.start :] += part.sums()
+        one_rank[: COUNTS.start] = torch.tensor([1.0, factor, self._identity, decision_checksum, infinite_decisions])
+        for announced in micro_batches:
+            # As `Announced.sums` orders them: the counts, then the method's statistics.
+            one_rank[COUNTS.start :] += announced.sums()
         return Sums(one_rank, self.all_reduce(one_rank).cpu())
 
     def _expect_backward(self, trained: list[Announced], missed: list[Announced]) -> None:
@@ -270,12 +288,14 @@ class Receipt(Observer):
             "the model's log-probabilities"
         )
         self._expect(Check.BACKWARD, not missed, failure)
-        for part in trained:
-            is_repeated = self._rows.train(part.rows)
+        for announced in trained:
+            is_repeated = self._rows.train(announced.rows)
             failure = "some rows of the rollout batch were trained again before others"
             self._expect(Check.TRAINED_ONCE, not is_repeated, failure)
-        differences = [part.difference(sum(part.gradients) / sum(part.factors))[0] for part in trained]
-        self._in_training += [difference for difference in differences if not math.isnan(difference)]
+        for announced in trained:
+            difference, _ = announced.difference(sum(announced.gradients) / sum(announced.factors))
+            if not math.isnan(difference):
+                self._in_training.append(difference)
         if trained:
             self._expect_gradient(Check.BACKWARD, "in the backward pass", self._in_training, trained[0])
 
@@ -296,11 +316,11 @@ class Receipt(Observer):
         self._expect(Check.FACTORS, self._may_become(high, len(factors)), failure)
 
     def _may_become(self, factor: float, micro_batches: int) -> bool:
-        """Return whether an engine may multiply an update's losses by a factor, after that of the first update.
+        """Return whether the engine may multiply an update's losses by a factor, given that of the first update.
 
         Args:
             factor: what it multiplied them by.
-            micro_batches: into how many micro-batches the update was divided.
+            micro_batches: the number of micro-batches into which the update was divided.
         """
         change = factor / self._factor
         # Megatron multiplies by the number of micro-batches.
@@ -309,7 +329,7 @@ class Receipt(Observer):
             allowed.append(2.0 ** round(math.log2(change)))
         return any(abs(change - size) <= SAME_FACTOR * size for size in allowed)
 
-    def _expect_sizes(self, parts: list[Announced], sums: "Sums", step: OptimizerStep) -> None:
+    def _expect_sizes(self, micro_batches: list[Announced], sums: "Sums", step: OptimizerStep) -> None:
         """Compare the numbers of tokens, sequences and ranks that losses are divided by with the sums over ranks."""
         sizes = (
             ("batch_num_tokens", "tokens", sums.tokens),
@@ -317,7 +337,7 @@ class Receipt(Observer):
             ("dp_size", "ranks", sums.ranks),
         )
         for key, unit, trained in sizes:
-            divisors = sorted({float(part.data[key]) for part in parts})
+            divisors = sorted({float(announced.data[key]) for announced in micro_batches})
             listed = ", ".join(f"{divisor:g}" for divisor in divisors)
             failure = f"losses are divided by a mini-batch's {listed} {unit}, which has {trained:g}"
             self._expect(Check.SIZES, divisors == [trained], failure)
@@ -331,7 +351,7 @@ class Receipt(Observer):
             failure = f"losses are divided by {selected:g} selected tokens, and {sums.selected:g} were selected"
             self._expect(Check.SELECTED, abs(selected - sums.selected) <= largest, failure)
 
-    def _expect_bounds(self, parts: list[Announced], sums: "Sums", step: OptimizerStep) -> None:
+    def _expect_bounds(self, micro_batches: list[Announced], sums: "Sums", step: OptimizerStep) -> None:
         """Compare a rank's settings and bounds with the other ranks', and the bounds with their statistics."""
         failure = "this rank's settings or sources are not those of the other ranks"
         self._expect(Check.SETTINGS, sums.same_on_all_ranks(SETTINGS), failure, stops=True)
@@ -339,7 +359,7 @@ class Receipt(Observer):
         self._expect(Check.DECISION, is_same, "this rank's bounds are not those of the other ranks", stops=True)
         if step.decision is not None and step.decided_from is not DecidedFrom.LAGGED:
             decision = self.settings.method.decide(sums.statistics)
-            difference = max(part.bounds_apart(step.decision, decision) for part in parts)
+            difference = max(announced.bounds_apart(step.decision, decision) for announced in micro_batches)
             failure = (
                 f"the bounds differ by {difference:.2g} of their size from those of the tokens that were trained on"
             )
@@ -350,7 +370,7 @@ class Receipt(Observer):
         """Close the receipt after the first rollout batch. Rank 0 prints it.
 
         Returns:
-            The largest difference, NaN if no rank compared any token; and how many checks did not hold on any rank.
+            The largest difference, NaN if no rank compared any token; and how many checks failed on some rank.
         """
         self.finished = True
         updates_made = batch.updates_before_pass + batch.update
@@ -371,7 +391,7 @@ class Receipt(Observer):
             self._expect(Check.WEIGHTS, not difference > SAME_NORMALISER, failure)
         is_compared = tokens_compared > 0 or self._updates == 0
         self._expect(Check.COMPARED, is_compared, NOTHING_COMPARED, stops=False)
-        # `number` adds the failures of this rank since the sum: those of the two checks above.
+        # `number` adds the checks that have failed on this rank since the sum: the two above.
         self._failed_checks = self.checks.number(failures)
         if self.rank == 0:
             print(f"clipx: {self}", flush=True)
@@ -395,12 +415,12 @@ class Receipt(Observer):
             return line
         return f"{line}; warned: {self._failed_checks} checks did not hold, so this is no proof of what the run trains"
 
-    def _look_at_rows(self, announced: Announced, data: Any) -> None:
+    def _expect_rows(self, announced: Announced, data: Any) -> None:
         """Compare a micro-batch's rows with those that the worker got, and their correction with verl's own code."""
         correction = self.record.correction
         if not self._has_all_rows and self._updates == 0:
             # Called without a rollout batch: the rows of the first update are those that the worker got.
-            self._rows.get(data)
+            self._rows.receive(data)
         changed = self._rows.find_changed(announced.rows)
         failure = f"{', '.join(changed)} of some rows are not those that the worker got for them"
         self._expect(Check.ROWS, not changed, failure)
@@ -429,7 +449,7 @@ class Receipt(Observer):
             self._expect(Check.OLD_LOG_PROBS, not distance > SAME_COPY, failure, stops=True)
 
     def _compare_on_copies(self, real: Announced, dp_group: Any) -> None:
-        """Compare the policy's term on probes, with bounds of their own or, of some, with the step's.
+        """Compare the policy's term on probes. Some have the step's bounds, and the others bounds of their own.
 
         Args:
             real: the micro-batch that is copied.
@@ -441,7 +461,7 @@ class Receipt(Observer):
             has_step_decision = number % PROBES_PER_STEP_DECISION == 0
             original = real if has_step_decision else own_bounds
             announced = original.probe(number)
-            announced.besides = self._gradient(announced, dp_group, policy=False)
+            announced.gradient_of_other_terms = self._gradient(announced, dp_group, with_policy_term=False)
             difference, tokens = announced.difference(self._gradient(announced, dp_group))
             if not tokens:
                 continue
@@ -451,21 +471,21 @@ class Receipt(Observer):
             self._tokens += tokens
             self._expect_verls_terms(announced)
 
-    def _gradient(self, announced: Announced, dp_group: Any, *, policy: bool = True) -> Tensor:
+    def _gradient(self, announced: Announced, dp_group: Any, *, with_policy_term: bool = True) -> Tensor:
         """Return the gradient of verl's loss on the log-probabilities, with or without the policy's term, (tokens,)."""
         output, leaf = with_leaf(announced.model_output)
         with torch.enable_grad():
-            loss = self._loss(announced, output, dp_group, policy=policy)
+            loss = self._loss(announced, output, dp_group, with_policy_term=with_policy_term)
             # A loss without a graph has a gradient of 0.
             return torch.autograd.grad(loss + 0.0 * leaf.sum(), leaf)[0]
 
-    def _loss(self, announced: Announced, output: Any, dp_group: Any, *, policy: bool) -> Tensor:
+    def _loss(self, announced: Announced, output: Any, dp_group: Any, *, with_policy_term: bool) -> Tensor:
         """Return verl's loss of a model's output, with or without the policy's term, 0-d."""
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as REGISTRY
 
         micro_batch, output, data = call_of(self.settings, replace(announced.step), output, announced.data)
         replaced = {}
-        if not policy:
+        if not with_policy_term:
             replaced = {name: return_zero_loss for name in REGISTRY if name.startswith("clipx_")}
         with patch.dict(REGISTRY, replaced), in_micro_batch(micro_batch):
             return self.loss_fn(model_output=output, data=data, dp_group=dp_group)[0]
@@ -477,8 +497,9 @@ class Receipt(Observer):
         expected = [gradient_of_verls_terms(self.loss_fn, output, data, moved) for moved in (0.0, ROUNDING, -ROUNDING)]
         if expected[0] is None:
             return
-        nothing = torch.zeros_like(announced.besides)
-        differences = apart(announced.besides, torch.stack(expected), announced.at_ratio_1(), nothing)
+        other_terms = announced.gradient_of_other_terms
+        nothing = torch.zeros_like(other_terms)
+        differences = apart(other_terms, torch.stack(expected), announced.at_ratio_1(), nothing)
         largest = largest_known(differences)
         failure = (
             "verl's loss function adds to the policy's term what is neither KL nor entropy nor distillation: its "
@@ -493,7 +514,7 @@ class Receipt(Observer):
             return
         output, leaves = with_leaves(model_output, names)
         with torch.enable_grad():
-            loss = self._loss(announced, output, dp_group, policy=False)
+            loss = self._loss(announced, output, dp_group, with_policy_term=False)
             _, output, data = call_of(self.settings, replace(announced.step), output, announced.data)
             expected = verls_terms(self.loss_fn, output, data)
         if expected is None:
@@ -551,7 +572,7 @@ class Sums:
         self.statistics = over_ranks[STATISTICS_FROM:]
 
     def same_on_all_ranks(self, place: int) -> bool:
-        """Return whether this rank's number at a place is the mean over the ranks, as it is where all have the same."""
+        """Return whether all ranks have the same number at a place: whether this rank's is the mean over the ranks."""
         mean = float(self._over_ranks[place]) / self.ranks
         own = float(self._one_rank[place])
         return math.isclose(mean, own, rel_tol=SAME_DECISION)
@@ -576,7 +597,7 @@ def mean_distance(first: Tensor, second: Tensor) -> float:
 
 
 def largest_distance(rounding: float | None) -> float:
-    """Return how far old_log_probs may be from those of the same weights in half precision, in nats on average.
+    """Return how far old_log_probs may be in half precision from those of the same weights, in nats on average.
 
     Args:
         rounding: how far two passes with these weights are apart. If it is None or 0, nothing is known of rounding.
@@ -611,9 +632,9 @@ def gradient_on(loss: Tensor, leaf: Tensor) -> Tensor:
     return torch.autograd.grad(loss + 0.0 * leaf.sum(), leaf, retain_graph=True)[0]
 
 
-def has_rows(trained: list[Announced], part: Announced) -> bool:
+def has_rows(trained: list[Announced], announced: Announced) -> bool:
     """Return whether all rows of a micro-batch were trained in other micro-batches, by each field that they have."""
-    for field_name, rows in part.rows.items():
+    for field_name, rows in announced.rows.items():
         trained_rows = {row for micro_batch in trained for row in micro_batch.rows.get(field_name, ())}
         if not trained_rows.issuperset(rows):
             return False
@@ -623,8 +644,8 @@ def has_rows(trained: list[Announced], part: Announced) -> bool:
 def keep_gradient(log_probs: Tensor, keep: Callable[[Tensor], None]) -> None:
     """Have a function called with the gradient that goes on from the log-probabilities to the model.
 
-    It is taken where their graph begins, after all hooks on the log-probabilities themselves, those that are registered
-    later included.
+    The gradient is taken where their graph begins, so after all hooks on the log-probabilities themselves, including
+    hooks that are registered later.
 
     Args:
         log_probs: the model's, with or without a graph.
@@ -633,7 +654,7 @@ def keep_gradient(log_probs: Tensor, keep: Callable[[Tensor], None]) -> None:
     if log_probs.grad_fn is None:
         log_probs.register_hook(lambda gradient: keep(flat(gradient).clone()))
         return
-    # Which of the outputs of the function that computed them the log-probabilities are.
+    # The function that computed the log-probabilities may have other outputs. This is their index among them.
     output_number = log_probs.output_nr
 
     def keep_own(gradients: tuple[Tensor | None, ...]) -> None:

@@ -34,7 +34,7 @@ class Rows:
         self._times_got: dict[Field, Counter[int]] = {}
         self._times_trained: defaultdict[Field, Counter[int]] = defaultdict(Counter)
 
-    def get(self, data: Any) -> None:
+    def receive(self, data: Any) -> None:
         """Keep rows as the worker gets them."""
         names = [name for name in ("prompts", "responses", *MASKS, *NUMBERS) if name in data]
         # Tensors by name and not verl's data themselves, from which verl removes fields while it trains.
