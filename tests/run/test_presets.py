@@ -59,7 +59,11 @@ def test_a_preset_is_a_list_of_parts_and_values_keep_their_comments(made):
         ("parts: {}\n", "it has no presets"),
         ("presets:\n  one: base\n", r"presets: one: must be a list of parts"),
         ("presets:\n  one: [base, 3]\n", r"presets: one: 3: must be a part or a value"),
-        ("parts:\n  a: [b]\npresets:\n  one: [a]\n", r"parts: a: must be values, one on each line"),
+        ("parts:\n  a: [b]\npresets:\n  one: [a]\n", r"parts: a: must be a mapping of keys to values"),
+        ("parts: [a]\npresets:\n  one: [a]\n", r"parts: must be a mapping"),
+        ("presets: [one]\n", r"presets: must be a mapping"),
+        ("parts:\n  1: {a: 2}\npresets:\n  one: [a]\n", r"parts: 1: must be a text"),
+        ("b: 1\n2: 1\na: 1\n", r"yaml: b, 2, a: use every_preset"),
         ("presets:\n  one:\n  - data.n: 1\n  - base\n", r"presets: one: base comes after a value"),
     ],
 )
@@ -74,7 +78,10 @@ def test_there_is_nothing_elsewhere_and_a_part_is_in_one_place(made, tmp_path):
     assert [entry_at(path) for path in elsewhere] == [None] * 6 and entry_at("recipe/made/one") is not None
     (tmp_path / "recipe/made/method").mkdir()
     (tmp_path / "recipe/made/method/few.yaml").touch()
-    with pytest.raises(ValueError, match="method/few: is also a file of this folder"):
+    with pytest.raises(ValueError, match=r"method/few: the folder has a file method/few.yaml too"):
+        made(TABLE)
+    (tmp_path / "recipe/made/method/few.yaml").rename(tmp_path / "recipe/made/one.yaml")
+    with pytest.raises(ValueError, match=r"one: the folder has a file one.yaml too"):
         made(TABLE)
 
 

@@ -27,7 +27,7 @@ _NAME = "<name>"
 
 
 class Setting(NamedTuple):
-    """A value as written, with interpolations unresolved, with the comment above it.
+    """A value as it is written, with interpolations unresolved, and the comment above it.
 
     Args:
         key: path of the value, such as data.train_batch_size.
@@ -100,8 +100,12 @@ def settings_of(
 ) -> Iterator[Setting]:
     """Yield the values of a part of a YAML file, each with the comment above it.
 
-    `values` are the part as Hydra's loader reads it, because plain YAML would read 1e-6 as text; other keys are left
-    out.
+    Args:
+        node: the part, which says where each key is.
+        values: the same part as Hydra's loader reads it, because plain YAML would read 1e-6 as text. Keys that are not
+            in `values` are left out.
+        lines: the file's lines, which have the comments.
+        prefix: of the path of each value, with a dot at its end.
     """
     for key, value in node.value:
         if key.value not in values:
@@ -123,7 +127,7 @@ def _comment_lines(lines: list[str], key: yaml.Node) -> list[str]:
 
 
 class _File(NamedTuple):
-    """A file of presets while it is read.
+    """What `_read` needs of a file of presets.
 
     Args:
         path: of the file.
@@ -140,35 +144,45 @@ class _File(NamedTuple):
     lines: list[str]
 
     def check_sections(self) -> None:
-        """Raises ValueError for an unknown section, and for a file without presets."""
-        if unknown := set(self.values) - {_EVERY, _PARTS, _PRESETS}:
+        """Raise a ValueError for an unknown section, one of a wrong form, and for a file without presets."""
+        unknown = [str(name) for name in self.values if name not in (_EVERY, _PARTS, _PRESETS)]
+        if unknown:
             raise ValueError(f"{self.path}: {', '.join(unknown)}: use {_EVERY}, {_PARTS} and {_PRESETS}.")
         if _PRESETS not in self.values:
             raise ValueError(f"{self.path}: it has no {_PRESETS}.")
+        for name in self.values:
+            content = self.values[name]
+            if not isinstance(content, dict):
+                raise ValueError(f"{self.path}: {name}: must be a mapping.")
+            for key in content:
+                if not isinstance(key, str):
+                    raise ValueError(f"{self.path}: {name}: {key}: must be a text. Put it in quotation marks.")
 
     def read_part(self, key: yaml.ScalarNode, node: yaml.Node) -> Entry:
+        """Read an entry of `parts`; the nodes say where its comments are, and `self.values` has its values."""
         content = self.values[_PARTS][key.value]
         where = f"{self.path}: {_PARTS}: {key.value}"
         if not isinstance(content, dict):
-            raise ValueError(f"{where}: must be values, one on each line.")
-        if (self.path.parent / f"{key.value}.yaml").is_file():
-            raise ValueError(f"{where}: is also a file of this folder. Keep one of them.")
+            raise ValueError(f"{where}: must be a mapping of keys to values.")
+        self.check_no_file(where, key.value)
         return Entry(self.read_title(key), (SELF,), tuple(settings_of(node, content, self.lines)))
 
     def read_preset(self, key: yaml.ScalarNode, node: yaml.Node) -> Entry:
+        """Read an entry of `presets`; the nodes say where its comments are, and `self.values` has its values."""
         items = self.values[_PRESETS][key.value]
         where = f"{self.path}: {_PRESETS}: {key.value}"
         if not isinstance(items, list):
             raise ValueError(f"{where}: must be a list of parts.")
+        self.check_no_file(where, key.value)
         settings = self.settings_of_every_preset(key.value)
-        inherited = len(settings)
+        inherited_count = len(settings)
         defaults: list[str | dict[str, str]] = []
         for item, item_node in zip(items, node.value, strict=True):
             if isinstance(item, dict):
                 settings += settings_of(item_node, item, self.lines)
             elif not isinstance(item, str):
                 raise ValueError(f"{where}: {item}: must be a part or a value.")
-            elif len(settings) > inherited:
+            elif len(settings) > inherited_count:
                 raise ValueError(
                     f"{where}: {item} comes after a value. Values must come last, because Hydra merges them last."
                 )
@@ -176,7 +190,13 @@ class _File(NamedTuple):
                 defaults.append(self.default_of(item))
         return Entry(self.read_title(key), (*defaults, SELF), tuple(settings))
 
+    def check_no_file(self, where: str, name: str) -> None:
+        """Raise a ValueError if a file of the folder has the name of an entry; `where` begins the message."""
+        if (self.path.parent / f"{name}.yaml").is_file():
+            raise ValueError(f"{where}: the folder has a file {name}.yaml too. Keep one of the two.")
+
     def read_title(self, key: yaml.ScalarNode) -> str:
+        """Return the first line of the comment above an entry; empty if there is no comment."""
         return next(iter(_comment_lines(self.lines, key)), "")
 
     def settings_of_every_preset(self, name: str) -> list[Setting]:
@@ -188,10 +208,12 @@ class _File(NamedTuple):
 
     def default_of(self, item: str) -> str | dict[str, str]:
         """Return a part, such as clipx=acpo or task/countdown_3b, as an entry of a Hydra defaults list."""
-        group, is_group, option = item.partition("=")
-        if is_group:
+        if "=" in item:
+            group, _, option = item.partition("=")
             return {f"/{group}": option}
-        return item if item.startswith("/") else f"/recipe/{self.paper}/{item}"
+        if item.startswith("/"):
+            return item
+        return f"/recipe/{self.paper}/{item}"
 
 
 @lru_cache(maxsize=32)
