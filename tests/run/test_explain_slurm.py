@@ -116,6 +116,15 @@ def test_sbatch_within_a_script_starts_its_script_once(write):
     assert arguments("bash", "submit.sh") == ["a=1"]
 
 
+def test_the_options_on_the_first_line_of_a_script_hold(write):
+    for options, starts in (("-l", True), ("-e", False), ("-le", False)):
+        write("job.sh", f"#!/bin/bash {options}\n#SBATCH -N 2\nfalse\n{TRAIN}\n")
+        answer = explain("sbatch", "job.sh", code=0 if starts else 1)
+        assert len(answer["runs"]) == starts, options
+    write("submit.sh", f"sbatch -N 2 <<'END'\n#!/bin/bash -e\nfalse\n{TRAIN}\nEND\n")
+    assert explain("bash", "submit.sh", code=1)["runs"] == []
+
+
 @pytest.mark.parametrize(
     "start",
     [
@@ -180,4 +189,4 @@ def test_a_ray_job_without_the_plugin_is_said_to_be_one(write, tmp_path, options
 
 
 def test_the_nodes_of_a_list():
-    assert slurm.names_in("gpu[01-03,07],login1") == ["gpu01", "gpu02", "gpu03", "gpu07", "login1"]
+    assert slurm.expand_nodes("gpu[01-03,07],login1") == ["gpu01", "gpu02", "gpu03", "gpu07", "login1"]

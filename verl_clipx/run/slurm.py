@@ -11,15 +11,23 @@ from pathlib import Path
 
 # In the environment of a job that is made up.
 MADE_UP = "CLIPX_EXPLAIN_SLURM"
-# What a script gets that does not say how many nodes and GPUs it wants.
+# The numbers of nodes, and of GPUs on each, for a script that asks for none.
 NODES = 2
 GPUS = 8
 JOB = "1000001"
 ADDRESS = "10.0.0.{number}"
 
 # Long names of sbatch's options by their letters.
-LETTERS = {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "J": "job-name", "p": "partition"}
-LETTERS |= {"a": "array", "A": "account"}
+LETTERS = {
+    "N": "nodes",
+    "n": "ntasks",
+    "c": "cpus-per-task",
+    "G": "gpus",
+    "J": "job-name",
+    "p": "partition",
+    "a": "array",
+    "A": "account",
+}
 OTHER_NAMES = {"tasks-per-node": "ntasks-per-node"}
 OPTION = re.compile(r"--(?P<name>[\w-]+)(?:=(?P<value>.*))?|-(?P<letter>[A-Za-z])(?P<rest>.*)")
 DIRECTIVE = re.compile(r"#SBATCH\s+(?P<words>.*)")
@@ -29,15 +37,15 @@ FIELDS = {"%T": "RUNNING", "%t": "R", "%L": "1:00:00", "%M": "0:01", "%i": JOB, 
 
 
 def options_of(words: Sequence[str]) -> dict[str, str]:
-    """Return sbatch's options by their long names; one without a value is empty."""
+    """Return sbatch's options: from their long names to their values, an empty text for an option without a value."""
     options = {}
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         option = OPTION.fullmatch(word)
         if not option:
             continue
         name = option["name"] or LETTERS.get(option["letter"], option["letter"])
         value = option["value"] if option["name"] else (option["rest"] or None)
-        following = words[place + 1] if place + 1 < len(words) else ""
+        following = words[index + 1] if index + 1 < len(words) else ""
         if value is None:
             value = "" if following.startswith("-") else following
         options[OTHER_NAMES.get(name, name)] = value
@@ -54,7 +62,7 @@ def directives_of(script: str) -> list[str]:
 
 
 def count(value: str | None, default: int) -> int:
-    """Return the number that an option ends with, as in gpu:h100:8; of a range the lower one."""
+    """Return the number that an option ends with, as in gpu:h100:8; of a range, such as 2-4, its lower end."""
     number = COUNT.search(value or "")
     return int(number[1]) if number else default
 
@@ -119,31 +127,42 @@ def gpus_of(resources: str) -> str:
 
 
 def script_of(words: Sequence[str]) -> int | None:
-    """Return the place of the script in what sbatch is given; None if it is given none."""
-    for place, word in enumerate(words):
+    """Return the index of the script among the words that sbatch is given; None if there is no script among them."""
+    for index, word in enumerate(words):
         if not word.startswith("-") and is_script(Path(word)):
-            return place
+            return index
     return None
 
 
 def is_script(path: Path) -> bool:
     """Return whether a file begins as sbatch wants a script to."""
     try:
-        return path.is_file() and path.read_bytes().startswith(b"#!")
+        if not path.is_file():
+            return False
+        # A word of a command may name a large file, such as a checkpoint.
+        with path.open("rb") as file:
+            return file.read(2) == b"#!"
     except OSError:
         return False
 
 
-def names_in(listed: str) -> list[str]:
-    """Return the nodes of a list such as node[1-2,4],other."""
+def expand_nodes(node_list: str) -> list[str]:
+    """Return the names of the nodes in a list such as node[01-02,4],other.
+
+    A name has at most one bracket, at its end, as in the lists that `variables_of` makes.
+    """
     names = []
-    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", listed):
-        prefix, _, numbers = part.partition("[")
-        if not numbers:
+    # A name, and perhaps a bracket behind it. Commas within the bracket do not separate names.
+    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", node_list):
+        prefix, bracket, numbers = part.partition("[")
+        if not bracket:
             names.append(part)
-        for piece in filter(None, numbers.rstrip("]").split(",")):
-            first, _, last = piece.partition("-")
-            names += [f"{prefix}{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1)]
+            continue
+        for number_range in numbers.rstrip("]").split(","):
+            first, _, last = number_range.partition("-")
+            # Leading zeros stay.
+            width = len(first)
+            names += [f"{prefix}{number:0{width}}" for number in range(int(first), int(last or first) + 1)]
     return names
 
 
@@ -155,16 +174,16 @@ def reply(program: str, words: Sequence[str], environment: Mapping[str, str]) ->
     """
     listed = environment.get("SLURM_JOB_NODELIST", f"node[1-{NODES}]")
     if program == "scontrol" and [word.rstrip("s") for word in words[:2]] == ["show", "hostname"]:
-        return "\n".join(names_in(words[2] if len(words) > 2 else listed))
+        return "\n".join(expand_nodes(words[2] if len(words) > 2 else listed))
     if program == "scontrol" and words[:2] == ["show", "job"]:
-        return f"JobId={JOB} JobState=RUNNING NodeList={listed} NumNodes={len(names_in(listed))} BatchHost=node1"
+        return f"JobId={JOB} JobState=RUNNING NodeList={listed} NumNodes={len(expand_nodes(listed))} BatchHost=node1"
     if program == "squeue":
         return squeue(words, listed)
     if program in ("srun", "ssh") and "hostname" in words:
         address = any(ASKS_FOR_ADDRESS.fullmatch(word) for word in words[words.index("hostname") + 1 :])
         return ADDRESS.format(number=1) if address else "node1"
     if MADE_UP in environment and program == "ray" and words[:1] == ["status"]:
-        return status_of_ray(len(names_in(listed)), int(environment.get("SLURM_GPUS_ON_NODE", GPUS)))
+        return status_of_ray(len(expand_nodes(listed)), int(environment.get("SLURM_GPUS_ON_NODE", GPUS)))
     if MADE_UP in environment and program == "getent" and words[:1] in (["hosts"], ["ahosts"], ["ahostsv4"]):
         number = re.search(r"\d*$", words[-1])[0] or "1"
         return f"{ADDRESS.format(number=number)} {words[-1]}"
@@ -175,7 +194,7 @@ def squeue(words: Sequence[str], listed: str) -> str:
     """Return squeue's row of the job, in the format that it is asked for."""
     options = options_of(words)
     asked = options.get("o", options.get("format", "%i %T"))
-    fields = {**FIELDS, "%N": listed, "%D": str(len(names_in(listed)))}
+    fields = {**FIELDS, "%N": listed, "%D": str(len(expand_nodes(listed)))}
     return re.sub(r"%\.?\d*([A-Za-z])", lambda match: fields.get(f"%{match[1]}", ""), asked)
 
 

@@ -20,20 +20,21 @@ if __name__ == "__main__":
 
 from verl_clipx.run import slurm
 
-# Programs with which what a launcher starts begins, if no -- says where; options and their values come before.
+# The first word of the command that a launcher starts, in case no `--` marks it. The words before it are the launcher's
+# own options and their values.
 STARTS = re.compile(r"(?:\S*/)?(?:python[\d.]*|bash|sh|env|uv|torchrun|conda|clipx)|\S+\.(?:sh|py)")
-# The words with which launchers begin; what they start sees the same paths as here.
+# The first words of launchers. What they start sees the same paths as here.
 LAUNCHERS = (("srun",), ("salloc",), ("ray", "job", "submit"))
 LAUNCHERS += tuple((program, verb) for program in ("apptainer", "singularity") for verb in ("exec", "run"))
-# These start something among other paths and packages.
+# What these start sees other paths and packages.
 CONTAINERS = (("docker", "run"), ("docker", "exec"), ("docker", "compose"), ("podman", "run"), ("podman", "exec"))
-# What of a job's environment brings the plugin has its name in the text, or names a folder with it.
+# An environment that brings the plugin has the plugin's name in its text, or in a file or a folder that it names.
 PLUGIN = re.compile(r"clipx", re.IGNORECASE)
 FILES_OF_ENVIRONMENT = re.compile(r"""(?:working_dir|pip|uv|conda)["']?\s*:\s*["']?([^"'\s,}\[{]+)""")
 
 
 def payload_of(program: str, arguments: Sequence[str]) -> list[str]:
-    """The command that a launcher would start; empty if it starts none that runs here."""
+    """Return the command that a launcher would start; empty if it starts none that runs here."""
     if program == "sbatch":
         return payload_of_sbatch(arguments)
     if not any(launcher == (program, *arguments)[: len(launcher)] for launcher in LAUNCHERS):
@@ -42,35 +43,55 @@ def payload_of(program: str, arguments: Sequence[str]) -> list[str]:
 
 
 def started_by(arguments: Sequence[str]) -> list[str]:
-    """Returns the command in a launcher's arguments, from the first that begins one on; empty if none does."""
-    for place, argument in enumerate(arguments):
+    """Return the command in a launcher's arguments: from the first word that begins one on; empty if no word does."""
+    for index, argument in enumerate(arguments):
         if argument == "--":
-            return [*arguments[place + 1 :]]
+            return [*arguments[index + 1 :]]
         if STARTS.fullmatch(argument):
-            return [*arguments[place:]]
+            return [*arguments[index:]]
     return []
 
 
 def payload_of_sbatch(arguments: Sequence[str]) -> list[str]:
-    """The script that sbatch would start, with its arguments, by the interpreter that its first line names."""
+    """Return the command of the script that sbatch would start, by the interpreter that its first line names."""
     wrapped = slurm.options_of(arguments).get("wrap")
     if wrapped:
         return ["sh", "-c", wrapped]
-    place = slurm.script_of(arguments)
-    if place is None:
+    script_index = slurm.script_of(arguments)
+    if script_index is None:
         return []
-    first = Path(arguments[place]).read_text(errors="replace").partition("\n")[0]
-    interpreter = first.removeprefix("#!").split() or ["bash"]
-    if Path(interpreter[0]).name in ("bash", "sh"):
-        interpreter = [Path(interpreter[0]).name]
-    return [*interpreter, *arguments[place:]]
+    text = Path(arguments[script_index]).read_text(errors="replace")
+    return [*interpreter_of(text), *arguments[script_index:]]
+
+
+def interpreter_of(script: str) -> list[str]:
+    """Return the program, with its options, that runs a script.
+
+    Args:
+        script: the script's text, whose first line names the program.
+    """
+    words = script.partition("\n")[0].removeprefix("#!").split()
+    if not words:
+        return ["bash"]
+    program, *options = words
+    name = Path(program).name
+    if name not in ("bash", "sh"):
+        return words
+    # A login shell would set PATH anew, and lose the stand-ins.
+    kept = []
+    for option in options:
+        if option.startswith("-") and not option.startswith("--"):
+            option = option.replace("l", "")
+        if option not in ("-", "--login"):
+            kept.append(option)
+    return [name, *kept]
 
 
 def lacks_plugin(arguments: Sequence[str]) -> bool:
     """Return whether nothing that `ray job submit` gives a job has the plugin in it.
 
     Args:
-        arguments: those behind the program's name.
+        arguments: those after `ray job submit`.
     """
     options = slurm.options_of(arguments)
     environments = [options.get("runtime-env-json", ""), text_of(options.get("runtime-env", ""))]
@@ -82,7 +103,7 @@ def lacks_plugin(arguments: Sequence[str]) -> bool:
 
 
 def text_of(name: str) -> str:
-    """A file's text or the names in a folder; empty if there is neither."""
+    """Return a file's text or the names in a folder; empty if there is neither."""
     path = Path(name)
     try:
         if not name:
@@ -92,13 +113,22 @@ def text_of(name: str) -> str:
         return ""
 
 
-def main(record: str, program: str, *arguments: str) -> None:
-    """Records a command line, and answers it, or becomes its payload if it has one."""
-    folder = Path(record).parent
+def main(record_file: str, program: str, *arguments: str) -> None:
+    """Record a command line. Then print the program's answer, or run what the program would start, or do nothing.
+
+    What the program would start takes the place of this process.
+
+    Args:
+        record_file: in the folder that `explain.py` made for the stand-ins; further files are written beside it.
+        program: the program's name.
+        arguments: those that it was called with.
+    """
+    folder = Path(record_file).parent
     answer = slurm.reply(program, [*arguments], os.environ)
     if program == "getent" and not answer:
+        # No node is made up, so that the real program answers. This call does not return.
         exec_real_program(folder / "programs", program, arguments)
-    note(Path(record), program, arguments)
+    note(Path(record_file), program, arguments)
     if answer:
         print(answer)
         return
@@ -107,16 +137,25 @@ def main(record: str, program: str, *arguments: str) -> None:
         if slurm.MADE_UP in os.environ:
             # A job that submits the next one, or itself again, would do so without an end.
             return
-        payload = payload or payload_of_standard_input(folder)
-        place = slurm.script_of(payload)
-        script = "" if place is None else Path(payload[place]).read_text(errors="replace")
-        os.environ |= slurm.variables_of(script, arguments)
+        if not payload:
+            payload = payload_of_standard_input(folder)
+        os.environ |= slurm.variables_of(text_of_script(payload), arguments)
     if not payload:
         return
-    if (program, *arguments[:2]) == ("ray", "job", "submit") and lacks_plugin(arguments[2:]):
+    is_ray_job = (program, *arguments[:2]) == ("ray", "job", "submit")
+    if is_ray_job and lacks_plugin(arguments[2:]):
+        # explain.py looks only whether this file is empty.
         (folder / "jobs").write_text(f"{shlex.join([program, *arguments[:2]])}\n")
     note(folder / "started", program, arguments)
     os.execvp(payload[0], payload)
+
+
+def text_of_script(payload: Sequence[str]) -> str:
+    """Return the text of the script that a command runs; empty if it runs none."""
+    script_index = slurm.script_of(payload)
+    if script_index is None:
+        return ""
+    return Path(payload[script_index]).read_text(errors="replace")
 
 
 def note(file: Path, program: str, arguments: Sequence[str]) -> None:
@@ -126,7 +165,7 @@ def note(file: Path, program: str, arguments: Sequence[str]) -> None:
 
 
 def exec_real_program(folder: Path, program: str, arguments: Sequence[str]) -> NoReturn:
-    """Becomes the program that this one stands for: the first of its name on PATH outside the folder of the stand-ins.
+    """Replace this process by the program that it stands for, the first on PATH outside the folder of the stand-ins.
 
     Args:
         folder: the folder of the stand-ins.
@@ -144,13 +183,13 @@ def exec_real_program(folder: Path, program: str, arguments: Sequence[str]) -> N
 
 
 def payload_of_standard_input(folder: Path) -> list[str]:
-    """The script that sbatch gets by its standard input, kept in a file; empty if there is none."""
+    """Return the command of a script that sbatch gets by standard input, and keep the script; empty without one."""
     text = "" if sys.stdin.isatty() else sys.stdin.read()
     if not text.startswith("#!"):
         return []
     script = folder / f"sbatch-{os.getpid()}.sh"
     script.write_text(text)
-    return ["bash", str(script)]
+    return [*interpreter_of(text), str(script)]
 
 
 if __name__ == "__main__":
