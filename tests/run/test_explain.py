@@ -244,12 +244,20 @@ FACTS = f"{ACTOR}.policy_loss.run"
             "Could not override 'clipx'. No match in the defaults list.\nTo append to your default list",
         ),
         (["+clipx=acpo", f"{ACTOR}.policy_loss.loss_mode=gspo"], f"{ACTOR}.policy_loss.loss_mode=gspo: contradicts"),
-        (["+clipx=acpo", "a.b=+clipx=acpo"], "a.b=+clipx=acpo: is no override of Hydra's: mismatched input '='"),
-        (["a.b={c:"], "a.b={c:: is no override of Hydra's: "),
-        (["+clipx=acpo", " "], "a blank stands where an override should. After a backslash it ends a command: remove"),
+        (["+clipx=acpo", "a.b=+clipx=acpo"], "a.b=+clipx=acpo is not an override that Hydra can read: mismatched"),
+        (["a.b={c:"], "a.b={c: is not an override that Hydra can read: "),
+        (["a=choice()"], "a=choice() is not an override that Hydra can read: ValueError while evaluating 'choice()'"),
+        (
+            ["+clipx=acpo", " "],
+            "There is a blank where an override should be. A blank after a backslash ends the command",
+        ),
         # A rule of divisibility.
         (["data.train_batch_size=1000", f"{ACTOR}.ppo_mini_batch_size=300"], f"{ACTOR}.ppo_mini_batch_size=300"),
         (["+clipx=nonsense"], "In 'ppo_trainer': Could not find 'clipx/nonsense'"),
+        (
+            ["+clipx=grpo", "+clipx/hold=other"],
+            "In 'ppo_trainer': Could not find 'clipx/hold/other'\nAvailable options in 'clipx/hold': clip_frac",
+        ),
         (["+clipx=acp0"], "+clipx=acp0: there is no such group. Did you mean +clipx=acpo"),
         (["+hardware=cpuu"], "+hardware=cpuu: there is no such group. Did you mean +hardware=cpu?"),
         (["+clipx/select=high_entrop"], "+clipx/select=high_entrop: there is no such group. Did you mean "),

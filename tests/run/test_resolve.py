@@ -3,6 +3,7 @@ user's own, a notebook, verl's Tinker worker. Which facts there are for rollout 
 of the user's (test_explain.py), verl's keys (test_verl_keys.py), entry modules (test_start.py).
 """
 
+import dataclasses
 import inspect
 import pickle
 import sys
@@ -20,7 +21,7 @@ from tests.claims.configuration import ACTOR, actor_of, built, decided, hydra_s,
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run import resolve as resolving
 from verl_clipx.run.keys import FACTS
-from verl_clipx.run.resolve import resolve
+from verl_clipx.run.resolve import instantiated, resolve, target_node
 from verl_clipx.run.trace import Trace
 
 WIDER, LIKE_VERL = f"{ACTOR}.clip_ratio_high=0.28", f"{ACTOR}.clip_ratio_low=0.2"
@@ -179,3 +180,18 @@ def test_a_folder_that_is_named_stays_and_a_wrong_value_is_named(tmp_path):
         assert refusal.key == f"clipx.trace.{value.partition('=')[0]}"
     # The first rollout batch is traced.
     assert [step for step in range(1, 8) if Trace(every=3).includes(step)] == [1, 4, 7]
+
+
+@dataclasses.dataclass(frozen=True)
+class Limited:
+    """A part of a handover whose defaults are values."""
+
+    limit: int | None = 5
+    kinds: tuple[str, ...] = ("a",)
+    name: str | None = None
+
+
+def test_a_worker_gets_each_field_as_the_driver_has_it():
+    for part in (Limited(), Limited(limit=None, kinds=()), Limited(name="b")):
+        built = instantiated(target_node(part))
+        assert (built.limit, tuple(built.kinds), built.name) == (part.limit, part.kinds, part.name)

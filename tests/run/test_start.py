@@ -105,6 +105,16 @@ def test_a_notebooks_run_is_decided_too_and_says_so_each_time(run, capsys):
     assert raised.value.key == LOSS_MODE
 
 
+def test_a_main_of_ones_own_that_runs_twice_starts_each_time(run, monkeypatch, capsys):
+    monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
+    monkeypatch.setattr(starts, "said_by_command_line", dict)
+    config = composition("+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28")
+    for lines in (1, 2):
+        with pytest.raises(RayStarts):
+            run_ppo(config, TaskRunnerV1)
+        assert capsys.readouterr().out.count("clipx: clipx_grpo") == 1, lines
+
+
 @pytest.mark.parametrize("version", ["0.9.1", "0.10.0.dev0"])
 def test_a_run_says_in_one_line_that_no_test_ran_on_its_verl(run, monkeypatch, capsys, version):
     monkeypatch.setattr("verl.__version__", version)

@@ -66,6 +66,8 @@ def test_wrong_columns_are_named(tmp_path):
         write_shard(tmp_path, SHARD, given, FACTS)
     with pytest.raises(ValueError, match=r"unknown: \['F'\]"):
         write_shard(tmp_path, SHARD, columns() | {"F": [1, 2]}, FACTS)
+    with pytest.raises(ValueError, match="'ratio' is declared non-nullable"):
+        write_shard(tmp_path, SHARD, columns() | {"ratio": [1.0, None]}, FACTS)
     assert list(tmp_path.iterdir()) == []
 
 

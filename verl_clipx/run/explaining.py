@@ -13,7 +13,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
@@ -22,7 +22,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_clipx.common.files import EMPTY
 from verl_clipx.common.secrets import redact
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.base.refusal import Refusal, written
@@ -71,8 +70,8 @@ SMALL_WEIGHT = 0.06
 _main_configuration: DictConfig | None = None
 
 
-def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Description:
-    """Describes what a run with this configuration would do; `named` and `group` are as for `resolve.resolve`."""
+def answer(config: DictConfig, *, named: Collection[str] = (), group: str | None = None) -> Description:
+    """Describe what a run with this configuration would do; the arguments are those of `resolve.resolve`."""
     if OmegaConf.select(config, ROLLOUT) is None:
         stops = []
         if NODE in config:
@@ -80,7 +79,7 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
         return Description("no policy loss: this is supervised training, in which the plugin has no part", stops=stops)
     loss_mode = OmegaConf.select(config, LOSS_MODE)
     try:
-        resumes = restored_by_resuming(config)
+        resumes = describe_resumption(config)
         resolved = resolve_into_config(config, named=named, group=group)
     except ValueError as error:
         errors = error.all if isinstance(error, Refusal) else [error]
@@ -97,11 +96,11 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
     stops = wrong_numbers(config)
     if not stops:
         # With a wrong number verl's check would say no more than that it cannot calculate.
-        stops = [*refused_by_verls_check(config), *what_does_not_divide(config)]
+        stops = [*run_verls_check(config), *what_does_not_divide(config)]
     common = {
         "resumes": resumes,
-        "cut": cut_by_context(record),
-        "uncounted": uncounted_in_words(config),
+        "cut": describe_cut_responses(record),
+        "uncounted": describe_uncounted(config),
         "stops": stops,
     }
     if resolved is None:
@@ -109,30 +108,30 @@ def answer(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str |
         return Description(
             f"{written(loss_mode)}, verl's own loss; the plugin has no part in this run",
             loss_mode,
-            bounds=bounds_of_verl(record.loss),
+            bounds=describe_bounds_of_verl(record.loss),
             updates=describe_updates(record, what_acts, in_full=True),
             averages=record.aggregation_mode if loss_mode == "vanilla" else None,
-            of_verl=terms(config, record),
+            of_verl=describe_terms(config, record),
             **common,
         )
     description = resolved.description
     settings = resolved.clipx
     return dataclasses.replace(
         description,
-        bounds=description.bounds or bounds_of_verl(record.loss),
-        of_verl=[*terms(config, record), *description.of_verl],
+        bounds=description.bounds or describe_bounds_of_verl(record.loss),
+        of_verl=[*describe_terms(config, record), *description.of_verl],
         tested={option: values for option in description.untested if (values := tested_values(option))},
         has_run_on=describe_support(config),
-        extra_pass=extra_pass_in_words(config, resolved),
-        sequence_weights=sequence_weights_in_words(record),
-        files=files(config, settings),
-        traces=traces_in_words(resolved),
+        extra_pass=describe_extra_pass(config, resolved),
+        sequence_weights=describe_sequence_weights(record),
+        files=list_files(config, settings),
+        traces=describe_traces(resolved),
         **common,
     )
 
 
-def bounds_of_verl(loss: Loss) -> str:
-    """Returns the bounds of verl's own loss in words. They are known only for vanilla, verl's default loss."""
+def describe_bounds_of_verl(loss: Loss) -> str:
+    """Return the bounds of verl's own loss in words. They are known only for vanilla, verl's default loss."""
     if loss.mode != "vanilla":
         return f"those of verl's own loss {written(loss.mode)}, which the plugin does not know"
     bounds = f"ratio {describe_interval(*clip_range(loss.widths))}"
@@ -142,8 +141,8 @@ def bounds_of_verl(loss: Loss) -> str:
     return f"{bounds}; clip_ratio_c {dual_clip:g}"
 
 
-def terms(config: DictConfig, record: RunRecord) -> list[str]:
-    """Returns the terms that verl adds to the loss or to the rewards, entropy bonus and KL, and the critic's loss."""
+def describe_terms(config: DictConfig, record: RunRecord) -> list[str]:
+    """Return the terms that verl adds to the loss or to the rewards, entropy bonus and KL, and the critic's loss."""
     from verl.trainer.ppo.utils import need_critic
 
     recorded = record.terms
@@ -167,8 +166,12 @@ def terms(config: DictConfig, record: RunRecord) -> list[str]:
     return in_words
 
 
-def restored_by_resuming(config: DictConfig) -> str | None:
-    """Returns that the checkpoint brings its learning rate; None if none is resumed, or not with its optimizer."""
+def describe_resumption(config: DictConfig) -> str | None:
+    """Return the remark that the run resumes, with the learning rate of its checkpoint.
+
+    Returns:
+        The remark; None if no checkpoint is resumed, or one without its optimizer.
+    """
     step = resumed_step(config)
     contents = OmegaConf.select(config, LOADED_CONTENTS)
     if not step or (contents is not None and "optimizer" not in contents):
@@ -176,8 +179,8 @@ def restored_by_resuming(config: DictConfig) -> str | None:
     return f"the checkpoint of step {step}, whose learning rate verl restores, whatever {LEARNING_RATE} says"
 
 
-def uncounted_in_words(config: DictConfig) -> str | None:
-    """Returns that a script counted no node or GPU on this machine; None if all numbers are given."""
+def describe_uncounted(config: DictConfig) -> str | None:
+    """Return the remark that a script counted no node or GPU on this machine; None if all numbers are given."""
     uncounted_keys = counted_nothing(config)
     if not uncounted_keys:
         return None
@@ -189,8 +192,8 @@ def uncounted_in_words(config: DictConfig) -> str | None:
     )
 
 
-def cut_by_context(record: RunRecord) -> str | None:
-    """Returns that the rollout's context ends responses early; None if the longest prompt and response fit into it."""
+def describe_cut_responses(record: RunRecord) -> str | None:
+    """Return the remark that the rollout's context cuts responses; None if the longest prompt and response fit in."""
     prompt = record.limits.prompt
     response, context = lengths_of(record)
     if context is None or response is None or context >= prompt + response:
@@ -201,8 +204,8 @@ def cut_by_context(record: RunRecord) -> str | None:
     )
 
 
-def extra_pass_in_words(config: DictConfig, resolved: Resolved) -> str | None:
-    """Returns what the extra pass costs by formula, in time, memory and bytes on the wire; None without one.
+def describe_extra_pass(config: DictConfig, resolved: Resolved) -> str | None:
+    """Return what the extra pass costs by formula, in time, memory and bytes on the wire; None without one.
 
     The unit of time is one forward pass over a rollout batch. A backward pass takes two, and gradient checkpointing
     makes one more forward pass.
@@ -234,8 +237,8 @@ def extra_pass_in_words(config: DictConfig, resolved: Resolved) -> str | None:
     return cost
 
 
-def sequence_weights_in_words(record: RunRecord) -> str | None:
-    """Returns what weights by sequence do to this run's longest responses; None where weights are by token or off."""
+def describe_sequence_weights(record: RunRecord) -> str | None:
+    """Return what weights by sequence do to this run's longest responses; None where weights are by token, or off."""
     if record.correction.weights != "sequence":
         return None
     length = lengths_of(record)[0]
@@ -249,8 +252,8 @@ def sequence_weights_in_words(record: RunRecord) -> str | None:
     )
 
 
-def files(config: DictConfig, settings: Any) -> dict[str, str]:
-    """Returns the places of a run's log, record and traces."""
+def list_files(config: DictConfig, settings: Any) -> dict[str, str]:
+    """Return the places of a run's log, record and traces."""
     places = {}
     log = own_log_path(config)
     if log is not None:
@@ -263,8 +266,8 @@ def files(config: DictConfig, settings: Any) -> dict[str, str]:
     return places
 
 
-def traces_in_words(resolved: Resolved) -> str | None:
-    """Returns which prompts are traced and how much each traced rollout batch writes at most; None if none is."""
+def describe_traces(resolved: Resolved) -> str | None:
+    """Return which prompts are traced and how much each traced rollout batch writes at most; None if none is."""
     trace = resolved.clipx.trace
     batch = resolved.record.batch
     if trace is None:
@@ -279,8 +282,8 @@ def traces_in_words(resolved: Resolved) -> str | None:
     return f"{which}; at most about {size:.2g} MB each, if all responses are full ({costs['source']})"
 
 
-def refused_by_verls_check(config: DictConfig) -> list[str]:
-    """Returns the objections of verl's own check, without those parts that need the critic's model or vLLM."""
+def run_verls_check(config: DictConfig) -> list[str]:
+    """Return the objections of verl's own check, without those parts that need the critic's model or vLLM."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -290,7 +293,7 @@ def refused_by_verls_check(config: DictConfig) -> list[str]:
     config = config.copy()
     uncounted_keys = counted_nothing(config)
     with open_dict(config):
-        # What was not counted is 0, by which verl would divide. 1 divides everything.
+        # What was not counted is 0, and verl would divide by it. 1 divides everything.
         for key in uncounted_keys:
             OmegaConf.update(config, key, 1)
         # verl would load the critic's tokenizer from the hub, and ask an installed vLLM for its LoRA ranks.
@@ -308,7 +311,7 @@ def refused_by_verls_check(config: DictConfig) -> list[str]:
 
 
 def end_with(description: Description) -> NoReturn:
-    """Hands an answer over and ends this process.
+    """Hand an answer over, and end this process.
 
     Where it prints the answer, the exit code says whether something stops the run. Where it writes to a file, a script
     goes on in any case.
@@ -323,7 +326,7 @@ def end_with(description: Description) -> NoReturn:
 
 
 def answer_and_end(config: DictConfig) -> NoReturn:
-    """Runs in place of the functions with which verl starts training: answers, and ends this process."""
+    """Run in place of the functions with which verl starts training: answer, and end this process."""
     description = answer(config, **said_by_command_line())
     if HydraConfig.initialized():
         description = with_command_line(description)
@@ -331,7 +334,7 @@ def answer_and_end(config: DictConfig) -> NoReturn:
 
 
 def with_command_line(description: Description) -> Description:
-    """Returns a description with what Hydra knows of the command line that began this run."""
+    """Return a description with what Hydra knows of the command line that began this run."""
     hydra = HydraConfig.get()
     if hydra.mode == RunMode.MULTIRUN:
         # Without arguments: each run of a sweep has its own, and `clipx explain` would miss those that were typed.
@@ -344,7 +347,7 @@ def with_command_line(description: Description) -> Description:
 
 
 def skip_ray_init(*_: Any) -> None:
-    """Takes the place of ray.init, and starts nothing: a main may start Ray before it calls verl with a configuration.
+    """Replace ray.init, and start nothing: a main may start Ray before it calls verl with a configuration.
 
     A process that then ends without a configuration of verl's says so, if it prints its answer. Where answers go to a
     file, `clipx explain` says that there is none.
@@ -356,37 +359,41 @@ def skip_ray_init(*_: Any) -> None:
 
 
 def prints_answer() -> bool:
-    """Returns whether this process prints its answer, instead of appending it to the file that `EXPLAIN` names."""
+    """Return whether this process prints its answer, instead of appending it to the file that `EXPLAIN` names."""
     return os.environ[EXPLAIN] == "1"
 
 
 def exit_without_configuration() -> None:
     """Say that a process that started Ray has shown no configuration, and end it with exit code 1."""
-    description = without_configuration("The program started Ray and ended")
+    description = describe_missing_configuration("The program started Ray and ended")
     print("\n".join(description.text), flush=True)
     # At this point an exception would no longer set the exit code.
     os._exit(1)
 
 
 def end_where_ray_is_used(*_: Any) -> NoReturn:
-    """Takes the place of the start that Ray makes at its first use: answers by the configuration of Hydra's main.
+    """Replace the start that Ray makes at its first use. Answer with the configuration that Hydra passed to the main.
 
     A main of the user's own may give its configuration to a task of its own, instead of to a function of verl's that
     is hooked. Without a configuration of verl's, the answer is that there is none.
     """
     if _main_configuration is not None and OmegaConf.select(_main_configuration, ROLLOUT) is not None:
         answer_and_end(_main_configuration)
-    end_with(without_configuration("The program would use Ray here"))
+    end_with(describe_missing_configuration("The program would use Ray here"))
 
 
-def without_configuration(where: str) -> Description:
-    """Return the answer of a process that has shown no configuration; `where` says how far it came."""
+def describe_missing_configuration(where: str) -> Description:
+    """Return the answer of a process that has shown no configuration.
+
+    Args:
+        where: a clause that says what the process had done by then.
+    """
     why = f"{where}, and verl's trainer has shown no configuration."
     return Description("no configuration seen", stops=[why])
 
 
 def run_hydra(wrapped: Callable[..., None], _: None, positional: tuple, keyword_arguments: dict[str, Any]) -> None:
-    """Wraps Hydra's `_run_hydra`, so that Hydra writes nothing, and answers where a configuration does not compose.
+    """Wrap Hydra's `_run_hydra`: Hydra writes nothing, and if the configuration does not compose, this answers.
 
     Args:
         wrapped: `_run_hydra`.
@@ -399,7 +406,7 @@ def run_hydra(wrapped: Callable[..., None], _: None, positional: tuple, keyword_
     task = keyword_arguments["task_function"]
     given = [*args.overrides]
 
-    # Hydra finds the task's file through the wrapper.
+    # Hydra looks up the file of the task function, which functools.wraps lets it find.
     @functools.wraps(task)
     def remember_configuration(config: DictConfig) -> Any:
         global _main_configuration
@@ -410,15 +417,37 @@ def run_hydra(wrapped: Callable[..., None], _: None, positional: tuple, keyword_
     try:
         wrapped(*positional, **{**keyword_arguments, "task_function": remember_configuration})
     except (HydraException, OmegaConfBaseException) as error:
-        reason = reason_of_no_composition(error)
+        reason = explain_composition_error(error)
         end_with(Description("a configuration that does not compose", stops=[reason], arguments=given))
 
 
-def reason_of_no_composition(error: Exception) -> str:
-    """Returns why Hydra does not compose a configuration, in a sentence for the user."""
-    reason = str(error).partition("\n\n")[0]
-    if not isinstance(error, OverrideParseException):
-        return reason
-    if not (error.override or "").strip():
-        return "a blank stands where an override should. After a backslash it ends a command: remove it."
-    return f"{error.override}: is no override of Hydra's: {reason.splitlines()[0]}"
+def explain_composition_error(error: Exception) -> str:
+    """Return the part of Hydra's or OmegaConf's message that says why a configuration does not compose.
+
+    If an option of a group is unknown, the known options follow in a line.
+    """
+    message = str(error)
+    if isinstance(error, OverrideParseException):
+        return explain_override_error(error.override or "", message)
+    # After a blank line Hydra lists the known options and its search path, one in each line.
+    reason, _, lists = message.partition("\n\n")
+    options, _, _ = lists.partition("\nConfig search path:")
+    if options.startswith("Available options"):
+        heading, *names = options.splitlines()
+        reason += f"\n{heading} {', '.join(name.strip() for name in names)}"
+    return reason
+
+
+def explain_override_error(override: str, message: str) -> str:
+    """Return why Hydra cannot read a word of the command line as an override.
+
+    Args:
+        override: the word.
+        message: Hydra's message.
+    """
+    if not override.strip():
+        return "There is a blank where an override should be. A blank after a backslash ends the command: remove it."
+    first, *others = message.splitlines()
+    # In some messages the first line only repeats the override.
+    reason = others[0] if first.startswith("Error parsing override") else first
+    return f"{override} is not an override that Hydra can read: {reason}"

@@ -8,7 +8,7 @@ from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run.config import Observe, Settings, build
 from verl_clipx.run.handover import Handover
 from verl_clipx.run.keys import FACTS
-from verl_clipx.run.resolve import missing_method
+from verl_clipx.run.resolve import refusal_without_method
 
 __all__ = ["ClipxPolicyLossConfig", "build"]
 
@@ -30,7 +30,7 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
 
     def __post_init__(self):
         if not isinstance(self.clipx, Settings | Observe):
-            raise missing_method(self.clipx)
+            raise refusal_without_method(self.clipx)
         if not isinstance(self.run, Handover):
             raise Refusal(FACTS, self.run, "the plugin needs what it has resolved of the run there", "Remove it.")
         # verl freezes its configurations.

@@ -1,17 +1,17 @@
 """Resolves a run once from the composed configuration: its loss and what it takes over, or why it is refused.
 
-`run: ${clipx_run:}` in the actor's policy loss stands for the result. The driver's hooks force it, with the names that
-the command line has; in a main of the user's own, a notebook or verl's Tinker worker the first read does, without them.
+`run: ${clipx_run:}` in the actor's policy loss stands for the result. The driver's hooks resolve the run, and know
+which keys the command line names. In a user's own main, in a notebook and in verl's Tinker worker, the first read of
+this node resolves the run, without that knowledge.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.common.files import EMPTY
 from verl_clipx.common.secrets import redact
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.base.refusal import ABSENT, Refusal, did_you_mean, refuse
@@ -48,121 +48,149 @@ class Resolved(NamedTuple):
 
     @property
     def record(self) -> RunRecord:
-        """Returns the run's record as far as it is known before the run starts."""
+        """Return the run's record as far as it is known before the run starts."""
         return self.run.record
 
 
-def resolve(config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None) -> Resolved | None:
-    """Resolves a run.
+def resolve(config: DictConfig, *, named: Collection[str] = (), group: str | None = None) -> Resolved | None:
+    """Decide what a run trains: its loss with the values taken over from verl's keys, its record, and both in words.
 
     Args:
-        config: verl's whole configuration.
-        named: full keys that the command line names, with the text there.
-        group: the group that +clipx= names, or None if unknown.
+        config: verl's whole configuration, which is not changed.
+        named: the full keys that the command line names.
+        group: the group that +clipx= names; None if unknown.
 
     Returns:
-        None if the plugin has no part in the run.
+        The run as it is resolved; None if the plugin has no part in it.
 
     Raises:
-        Refusal: the run cannot be what its configuration says, or verl would stop later; names all reasons.
+        Refusal: the run cannot be what its configuration says, or verl would stop later. It is checked in stages, and
+            the error names all reasons of the first stage that has one.
     """
     node = OmegaConf.select(config, POLICY_LOSS)
     if node is None:
         return None
-    refuse(misspelt(config))
+    refuse(refuse_misspelt_keys(config))
     if NODE not in node:
-        refuse([without_group(node.loss_mode)])
+        # The plugin has no part in the run, unless loss_mode names a loss of its own.
+        refuse([refusal_without_group(node.loss_mode)])
         return None
-    refuse(replaced(config, node))
-    refuse(missing_values(node[NODE]))
-    settings = instantiated(node[NODE])
-    if not isinstance(settings, Settings | Observe):
-        raise missing_method(settings)
-    before = taken_before(node)
-    beside_log = settings.trace is not None and settings.trace.folder is None
-    folder = str(traces_path(own_log_path(config) or log_path(config)).absolute()) if beside_log else None
+    refuse(refuse_overwritten_nodes(config, node))
+    refuse(refuse_missing_values(node[NODE]))
+    given_settings = instantiated(node[NODE])
+    if not isinstance(given_settings, Settings | Observe):
+        raise refusal_without_method(given_settings)
     values = read(config)
     takeover = Takeover(taken={}, unused={}, refused=[])
-    if settings.trains:
-        takeover = take_clip_keys_over(settings.method, values, named)
+    if given_settings.trains:
+        takeover = take_clip_keys_over(given_settings.method, values, named)
     refuse(
         [
-            *refuse_values(values, settings),
+            *refuse_values(values, given_settings),
             *refuse_misplaced_keys(config),
-            *without_effect(settings, named),
+            *refuse_parameters_without_effect(given_settings, named),
             *takeover.refused,
         ]
     )
+    # An earlier start may have written into this configuration what it took over.
+    taken = {**read_earlier_takeover(node), **takeover.taken}
     record = fields_of(Leaves(config))
     record = dataclasses.replace(
         record,
-        loss=dataclasses.replace(record.loss, group=group, taken=before | takeover.taken, unused=takeover.unused),
-        schedule=schedule_of(values, settings),
+        loss=dataclasses.replace(record.loss, group=group, taken=taken, unused=takeover.unused),
+        schedule=schedule_of(values, given_settings),
         untested=tuple(untested(values)),
     )
-    complete = Handover(record, folder).complete(settings)
-    description = describe(node.loss_mode, complete, record)
-    record = dataclasses.replace(record, line=redact(description.line), identity=identity_of(complete))
-    return Resolved(complete, Handover(record, folder), description)
+    handover = Handover(record, folder_of_traces(config, given_settings))
+    settings = handover.complete(given_settings)
+    description = describe(node.loss_mode, settings, record)
+    record = dataclasses.replace(record, line=redact(description.line), identity=identity_of(settings))
+    return Resolved(settings, dataclasses.replace(handover, record=record), description)
+
+
+def folder_of_traces(config: DictConfig, settings: Settings | Observe) -> str | None:
+    """Return the folder of traces beside the run's log; None if nothing is traced, or the clipx node names a folder."""
+    if settings.trace is None or settings.trace.folder is not None:
+        return None
+    log = own_log_path(config) or log_path(config)
+    return str(traces_path(log).absolute())
 
 
 def as_node(run: Handover) -> DictConfig:
-    """Returns what the workers get as a node of the configuration, which verl resolves in place and they build."""
+    """Return what the workers get, as a node of the configuration: verl resolves it in place, and workers build it."""
     return OmegaConf.create(target_node(run))
 
 
 def target_node(value: Any) -> dict[str, Any]:
-    """Returns a dataclass as the node that Hydra builds it from, without the fields that say nothing."""
+    """Return the node from which Hydra builds an instance of a dataclass again.
+
+    A field that is None or empty, and is so by default, is left out.
+    """
     node: dict[str, Any] = {"_target_": f"{type(value).__module__}.{type(value).__name__}"}
-    for place in dataclasses.fields(value):
-        content = getattr(value, place.name)
+    for field in dataclasses.fields(value):
+        content = getattr(value, field.name)
         if dataclasses.is_dataclass(content):
-            node[place.name] = target_node(content)
-        elif content is not None and content not in ({}, ()):
-            node[place.name] = content
+            node[field.name] = target_node(content)
+        elif not (is_empty(content) and is_empty(default_of(field))):
+            node[field.name] = content
     return node
 
 
+def is_empty(value: Any) -> bool:
+    """Return whether a value is None, an empty dictionary or an empty tuple."""
+    return value is None or value == {} or value == ()
+
+
+def default_of(field: dataclasses.Field) -> Any:
+    """Return a field's default; `dataclasses.MISSING` if it has none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
 def handover_node(config: DictConfig) -> DictConfig | None:
-    """Returns the value of `${clipx_run:}` in a configuration that no driver has resolved; raises as `resolve`."""
+    """Return the value of `${clipx_run:}` in a configuration that no driver has resolved; raises as `resolve`."""
     resolved = resolve(config)
     return None if resolved is None else as_node(resolved.run)
 
 
-def replaced(config: DictConfig, node: DictConfig) -> Iterator[Refusal]:
-    """Refuses what the user has written over the nodes that the plugin keeps in verl's, perhaps in vain."""
+def refuse_overwritten_nodes(config: DictConfig, node: DictConfig) -> Iterator[Refusal]:
+    """Yield a refusal for each node of the plugin in verl's policy loss that the user has overwritten."""
     for key in OF_THE_PLUGIN:
         name = key.rpartition(".")[2]
         if OmegaConf.is_interpolation(node, name) or name not in node:
             continue
-        # Resolved before, as in a notebook, it is what a target builds; the clipx node alone, a copy of the run's.
-        is_built = OmegaConf.is_config(node[name]) and "_target_" in node[name]
-        is_copy = name != NODE or not OmegaConf.is_interpolation(node, "run") or node[name] == config.get(NODE)
-        if not (is_built and is_copy):
+        # An earlier start of this configuration, as in a notebook, wrote nodes with a target into it.
+        has_target = OmegaConf.is_config(node[name]) and "_target_" in node[name]
+        # Before any start, the actor's clipx node may only be a copy of the run's.
+        is_foreign = name == NODE and OmegaConf.is_interpolation(node, "run") and node[name] != config.get(NODE)
+        if not has_target or is_foreign:
             reason = "the plugin fills it from the run's other keys"
             yield Refusal(key, ABSENT, reason, "Remove what you set there, and set the key that it comes from.")
 
 
-def without_effect(settings: Settings | Observe, named: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Refuses parameters of the clipx node that the user has set and that another one leaves without effect."""
+def refuse_parameters_without_effect(settings: Settings | Observe, named: Collection[str]) -> Iterator[Refusal]:
+    """Yield a refusal for each parameter that the command line names and that clipx.hold replaces."""
     if isinstance(settings, Observe):
         return
     reason = f"{NODE}.hold solves for the bounds"
     for name in settings.method.solved_parameters:
         if f"{NODE}.{name}" in named:
-            yield Refusal(f"{NODE}.{name}", getattr(settings.method, name), reason, "Remove one of the two.")
+            yield Refusal(
+                f"{NODE}.{name}", getattr(settings.method, name), reason, f"Remove it, or leave out +{NODE}/hold."
+            )
 
 
-def taken_before(node: DictConfig) -> dict[str, dict[str, Any]]:
-    """Returns what an earlier start of the configuration took over and wrote into its clipx node, unless changed."""
+def read_earlier_takeover(node: DictConfig) -> dict[str, dict[str, Any]]:
+    """Return the values that an earlier start of this configuration took over, and that nobody has changed since."""
     if OmegaConf.is_interpolation(node, "run") or not node.get("run"):
         return {}
-    before = value_at(OmegaConf.to_container(node.run), "record.loss.taken") or {}
-    return {name: source for name, source in before.items() if node[NODE].get(name) == source["value"]}
+    taken = value_at(OmegaConf.to_container(node.run), "record.loss.taken") or {}
+    return {name: source for name, source in taken.items() if node[NODE].get(name) == source["value"]}
 
 
 def instantiated(node: Any) -> Any:
-    """Builds a node's `_target_`. If the target raises a ValueError, that error is raised instead of Hydra's."""
+    """Build what a node's `_target_` names. If that raises a ValueError, it is raised in place of Hydra's error."""
     try:
         return instantiate(node, _convert_="partial")
     except Exception as error:
@@ -171,39 +199,47 @@ def instantiated(node: Any) -> Any:
         raise
 
 
-def missing_values(node: DictConfig) -> Iterator[Refusal]:
-    """Refuses keys of a clipx node that its group leaves open."""
+def refuse_missing_values(node: DictConfig) -> Iterator[Refusal]:
+    """Yield a refusal for each key of a clipx node that its group leaves open."""
     for key in node:
         if OmegaConf.is_missing(node, key):
             yield Refusal(f"{NODE}.{key}", ABSENT, "its group leaves the value open", f"Set {NODE}.{key}=….")
 
 
-def missing_method(node: Any) -> Refusal:
-    """The refusal of a clipx node, or of a part of one, without a method."""
-    given = [f"+{NODE}/{name}" for name in NODES if node and node.get(name) is not None]
-    what = f"without a method, {', '.join(given)} would be added to nothing" if given else "there is no method"
-    return Refusal(NODE, ABSENT, what, f"Choose one by its group, for example {swap_by('grpo')}.")
+def refusal_without_method(node: Any) -> Refusal:
+    """Return the refusal of a clipx node that has no method."""
+    modifiers = [f"+{NODE}/{name}" for name in NODES if node and node.get(name) is not None]
+    reason = "there is no method"
+    if modifiers:
+        reason = f"without a method, {', '.join(modifiers)} would be added to nothing"
+    return Refusal(NODE, ABSENT, reason, f"Choose one by its group, for example {swap_by('grpo')}.")
 
 
-def misspelt(config: DictConfig) -> Iterator[Refusal]:
-    """Refuses keys that were meant for the plugin but that Hydra took for new ones, as clipx/shapping, clipex=acpo."""
+def refuse_misspelt_keys(config: DictConfig) -> Iterator[Refusal]:
+    """Yield a refusal for each key that was meant for the plugin and that Hydra took for a new one."""
     folder = configs_folder() / NODE
     groups = {f"{NODE}/{path.name}" for path in folder.iterdir() if path.is_dir()}
     for key, value in config.items_ex(resolve=False):
+        # Such as +clipx/shapping=… and, below, +clipex=acpo.
         if key.startswith(f"{NODE}/"):
             yield Refusal(f"+{key}", value, f"there is no group {key}", did_you_mean(key, groups, "+").strip())
-        near = key != NODE and did_you_mean(key, [NODE])
-        if near and isinstance(value, str) and (folder / f"{value}.yaml").is_file():
+        is_near = key != NODE and did_you_mean(key, [NODE]) != ""
+        if is_near and isinstance(value, str) and (folder / f"{value}.yaml").is_file():
             yield Refusal(f"+{key}", value, f"nothing reads a key {key}", f"Did you mean {swap_by(value)}?")
     if config.get(NODE) is not None and NODE not in OmegaConf.select(config, POLICY_LOSS):
-        given = next(iter(config[NODE])) if isinstance(config[NODE], DictConfig) and config[NODE] else ""
+        key = NODE
+        if isinstance(config[NODE], DictConfig) and config[NODE]:
+            key = f"{NODE}.{next(iter(config[NODE]))}"
         reason = "without a method nothing would read it"
         advice = f"Choose one by its group, as {swap_by('grpo')}."
-        yield Refusal(f"{NODE}{given and '.'}{given}", ABSENT, reason, advice)
+        yield Refusal(key, ABSENT, reason, advice)
 
 
-def without_group(loss_mode: Any) -> Refusal | None:
-    """The refusal of a loss of the plugin's without its group, because its statistics would not be exact."""
+def refusal_without_group(loss_mode: Any) -> Refusal | None:
+    """Return the refusal of a loss of the plugin that is chosen without its group; None for a loss of verl's.
+
+    Without the group its statistics would not be exact.
+    """
     name = str(loss_mode).removeprefix("clipx_")
     if name == str(loss_mode):
         return None

@@ -6,14 +6,13 @@ notebook calls verl.trainer.main_ppo.run_ppo. Composing a configuration is not a
 """
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_clipx.common.files import EMPTY
 from verl_clipx.common.verl_version import untested_verl
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.run.keys import DEVICE, NOT_IN_VERL, POLICY_LOSS, RAY_ADDRESS
@@ -23,16 +22,21 @@ from verl_clipx.run.run_lock import take_lock
 
 RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 
+# Whether an entry module of verl's has started a run in this process that run_ppo has not been called for yet.
+_waits_for_run_ppo = False
+
 
 def start(config: DictConfig) -> None:
-    """Decides what a run trains, prints it in one line, and stops a run that cannot be what its configuration says.
+    """Decide what a run trains, print it in one line, and stop a run that cannot be what its configuration says.
 
     Args:
-        config: verl's whole configuration; written into as by `resolve_into_config`.
+        config: verl's whole configuration. `resolve_into_config` writes the result into it.
 
     Raises:
         ValueError, RuntimeError, OSError: as `resolve_into_config`, `require_accelerator` and `hold_log`.
     """
+    global _waits_for_run_ppo
+    _waits_for_run_ppo = True
     resolved = resolve_into_config(config, **said_by_command_line())
     if resolved is None:
         return
@@ -46,15 +50,20 @@ def start(config: DictConfig) -> None:
 
 
 def start_unless_started(config: DictConfig) -> None:
-    """Calls `start` for run_ppo, unless the entry module that calls it has done so; raises as it does."""
-    # In a notebook there is no Hydra. It may change a configuration that was started and start it again.
-    if HydraConfig.initialized() and is_resolved(config):
-        return
-    start(config)
+    """Call `start` on behalf of run_ppo, unless verl's entry module has called it already. Raises what `start` raises.
+
+    Each further call of run_ppo is a new start: a notebook or a user's own main may call it more than once, and may
+    change the configuration in between.
+    """
+    global _waits_for_run_ppo
+    is_started = HydraConfig.initialized() and is_resolved(config) and _waits_for_run_ppo
+    if not is_started:
+        start(config)
+    _waits_for_run_ppo = False
 
 
 def is_resolved(config: DictConfig) -> bool:
-    """Returns whether `resolve_into_config` has written its result into a configuration."""
+    """Return whether `resolve_into_config` has written its result into a configuration."""
     policy_loss = OmegaConf.select(config, POLICY_LOSS)
     if policy_loss is None or "run" not in policy_loss:
         return False
@@ -62,7 +71,7 @@ def is_resolved(config: DictConfig) -> bool:
 
 
 def said_by_command_line() -> dict[str, Any]:
-    """Returns what only the command line of a hydra.main says, as arguments of `resolve`; empty elsewhere."""
+    """Return what only the command line of a hydra.main says, as arguments of `resolve`; empty elsewhere."""
     if not HydraConfig.initialized():
         return {}
     hydra = HydraConfig.get()
@@ -70,7 +79,7 @@ def said_by_command_line() -> dict[str, Any]:
 
 
 def named_keys(overrides: Collection[str]) -> dict[str, str]:
-    """Returns the keys that a command line's overrides name, with their text: `+clipx.alpha=2` names clipx.alpha."""
+    """Return the keys that a command line's overrides name, with their text: `+clipx.alpha=2` names clipx.alpha."""
     text_by_key = {}
     for override in overrides:
         key, _, text = override.lstrip("+~").partition("=")
@@ -79,15 +88,15 @@ def named_keys(overrides: Collection[str]) -> dict[str, str]:
 
 
 def resolve_into_config(
-    config: DictConfig, *, named: Mapping[str, Any] = EMPTY, group: str | None = None
+    config: DictConfig, *, named: Collection[str] = (), group: str | None = None
 ) -> Resolved | None:
     """Resolves a run and writes the result into its configuration.
 
-    The node `run` of the actor's policy_loss holds a placeholder, the interpolation `${clipx_run:}`, until then.
+    Before that, the node `run` of the actor's policy_loss is a placeholder, the interpolation `${clipx_run:}`.
 
     Args:
         config: verl's whole configuration; nothing is written into it where the plugin has no part in the run.
-        named: the keys that the command line names, as for `resolve`.
+        named: the full keys that the command line names, as for `resolve`.
         group: the group that the command line chose, as for `resolve`.
 
     Returns:
@@ -116,7 +125,7 @@ def resolve_into_config(
 
 
 def hold_log(config: DictConfig) -> None:
-    """Makes this run the only one that writes its log, while this process lives.
+    """Make this run the only one that writes its log, until it ends: until run_ppo returns, or this process ends.
 
     Where the file system cannot lock files, a line says so and the run goes on. A run without a log holds nothing.
 
@@ -139,7 +148,7 @@ def hold_log(config: DictConfig) -> None:
 
 
 def require_accelerator(ray_address: str | None, device: str | None = None) -> None:
-    """Raises if this process would start its own Ray cluster on a machine without an accelerator.
+    """Raise a RuntimeError if this process would start its own Ray cluster on a machine without an accelerator.
 
     A driver without a GPU is normal if it joins a cluster. Therefore nothing is raised if a cluster is named, runs, or
     is joined already.

@@ -16,10 +16,10 @@ from verl_clipx.common.files import file_names_in, read_table, replacing
 from verl_clipx.run.decided_from import DecidedFrom
 
 VERSION = 3
-# What the version before lacks; it is read all the same.
+# Files of the version before this one are read too. They lack these fields.
 _BEFORE = "2"
 _SINCE = ("context", "turn")
-SELECTED = "kept by entropy selection, and not rejected in bypass mode; without either missing"
+SELECTED = "kept by entropy selection, and not rejected in bypass mode; missing where there is neither"
 CONTEXT = "the tokens between it and the traced one before: of the prompt, or of a tool; missing: none"
 _VERSION_KEY = b"clipx_trace_version"
 _UPDATE_KEY = b"clipx_trace_update"
@@ -28,8 +28,8 @@ _NAME = "step_{step:08d}_update_{update:04d}_rank_{rank:05d}.parquet"
 _FILE = re.compile(r"step_([0-9]{8,18})_update_([0-9]{4,18})_rank_([0-9]{5,18})\.parquet")
 
 
-# Field, with ? where it may be missing, type and meaning. A row for each token of whole responses; the tokens of a
-# response are adjacent and in order.
+# Of each field: its name, with ? where a value may be missing, its type and its meaning. There is a row for each token
+# of whole responses. The tokens of a response are adjacent and in order.
 _FIELDS = (
     ("step", pyarrow.int32(), "training step, counted from 1 as verl logs it"),
     ("update", pyarrow.int32(), "optimizer update within the step, from 0; a Lopti pass counts as one"),
@@ -55,10 +55,10 @@ _FIELDS = (
     ("entropy?", pyarrow.float32(), "of the current policy, in nats, where computed"),
     ("age?", pyarrow.int32(), "weight versions since its first token was sampled, where known"),
     ("unshaped_advantage", pyarrow.float32(), "before shaping"),
-    ("correction?", pyarrow.float32(), "of the rollout, a factor on F; without one missing"),
+    ("correction?", pyarrow.float32(), "of the rollout, a factor on F; missing where there is none"),
     ("micro_batch", pyarrow.int32(), "within the update and rank, from 0"),
     ("group?", pyarrow.int64(), "the same for the responses that verl groups as one prompt's"),
-    ("counted?", pyarrow.bool_(), "in this pass of Lopti's; without Lopti missing"),
+    ("counted?", pyarrow.bool_(), "in this pass of Lopti's; missing without Lopti"),
     ("rejected?", pyarrow.bool_(), "by bypass mode or by +clipx/mask; missing where neither can"),
     ("context?", pyarrow.list_(pyarrow.int32()), CONTEXT),
     ("turn?", pyarrow.int32(), "of the policy's in the response, from 0: a tool's tokens end one"),
@@ -70,7 +70,7 @@ SCHEMA = pyarrow.schema(
 
 
 def regions_of(bounded: Any, low: Any, high: Any, advantages: Any) -> numpy.ndarray:
-    """Returns DGPO's region of each token, from columns of a trace, by the rules of `metrics.token_sums`."""
+    """Return DGPO's region of each token, from columns of a trace, by the rules of `metrics.token_sums`."""
     above = bounded > high
     below = bounded < low
     # If the bounds cross, above wins.
@@ -87,7 +87,7 @@ class Shard:
     rank: int
 
     def path_in(self, folder: Path) -> Path:
-        """Returns the file's place in a run's folder of traces."""
+        """Return the file's place in a run's folder of traces."""
         return folder / _NAME.format(step=self.step, update=self.update, rank=self.rank)
 
 
@@ -111,26 +111,38 @@ class UpdateFacts:
 
 
 def write_shard(folder: Path, shard: Shard, columns: dict[str, Any], facts: UpdateFacts) -> Path:
-    """Writes one file of a trace, whole or not at all.
+    """Write one file of a trace, whole or not at all.
 
     Args:
-        columns: field of SCHEMA to a value for each token, as a list or an array of numpy's or pyarrow's; `step`,
-            `update` and `rank` follow from the shard, and nullable fields may be missing.
-        facts: those of the update.
+        folder: the run's folder of traces.
+        shard: the file.
+        columns: from the name of a field of SCHEMA to its values, one per token, as a list or as a numpy or pyarrow
+            array. `step`, `update` and `rank` are filled in from the shard. Nullable fields may be left out.
+        facts: of the update. `lost` is not written: readers count from the number of rows what is lost.
+
+    Returns:
+        The file's path.
 
     Raises:
-        ValueError: a field is missing or no field of SCHEMA.
+        ValueError: a field that must have values is missing or lacks some, a column is not a field of SCHEMA, or its
+            values are of another type or number (pyarrow raises a TypeError for some types).
     """
     length = len(columns.get("token_id", ()))
-    given = {**columns, **{name: [getattr(shard, name)] * length for name in ("step", "update", "rank")}}
+    given = {
+        **columns,
+        "step": [shard.step] * length,
+        "update": [shard.update] * length,
+        "rank": [shard.rank] * length,
+    }
     unknown = [name for name in given if name not in SCHEMA.names]
     missing = [field.name for field in SCHEMA if not field.nullable and field.name not in given]
     if unknown or missing:
         raise ValueError(f"trace: fields missing: {missing}, unknown: {unknown}; the schema has {SCHEMA.names}.")
-    table = pyarrow.table({field.name: given.get(field.name, [None] * length) for field in SCHEMA}, schema=SCHEMA)
+    values_by_field = {field.name: given.get(field.name, [None] * length) for field in SCHEMA}
+    table = pyarrow.table(values_by_field, schema=SCHEMA)
     written_facts = {name: value for name, value in asdict(facts).items() if name != "lost"}
-    of_file = {_UPDATE_KEY: json.dumps(written_facts).encode(), _ROWS_KEY: str(length).encode()}
-    table = table.replace_schema_metadata({**SCHEMA.metadata, **of_file})
+    file_metadata = {_UPDATE_KEY: json.dumps(written_facts).encode(), _ROWS_KEY: str(length).encode()}
+    table = table.replace_schema_metadata({**SCHEMA.metadata, **file_metadata})
     path = shard.path_in(folder)
     with replacing(path) as partial:
         pyarrow.parquet.write_table(table, partial, compression="zstd")
@@ -138,15 +150,21 @@ def write_shard(folder: Path, shard: Shard, columns: dict[str, Any], facts: Upda
 
 
 def shards_in(folder: Path) -> list[Shard]:
-    """Returns the files of a run's trace, by step, update and rank; empty if the run wrote none."""
+    """Return the files of a run's trace, by step, update and rank; empty if the run wrote none."""
     names = filter(None, map(_FILE.fullmatch, file_names_in(folder)))
     return sorted(Shard(*map(int, name.groups())) for name in names)
 
 
 def remove_shards(folder: Path, step: int, rank: int = 0, ranks: int = 1) -> None:
-    """Removes a trace's files of a step and of later ones, by default of all ranks; some may be gone already.
+    """Remove a trace's files of a step and of later ones; some may be gone already.
 
-    Each of several ranks removes its own, and some of those of ranks that a run before it had more.
+    If several ranks call this, each removes its own files, and together they also remove those of ranks that only an
+    earlier, larger run had.
+
+    Args:
+        folder: the run's folder of traces.
+        step: the first step whose files are removed.
+        rank, ranks: of the caller, and how many call this. By default one caller removes the files of all ranks.
     """
     for shard in shards_in(folder):
         if shard.step >= step and shard.rank % ranks == rank:
@@ -154,7 +172,7 @@ def remove_shards(folder: Path, step: int, rank: int = 0, ranks: int = 1) -> Non
 
 
 def read_shards(folder: Path, shards: list[Shard]) -> pyarrow.Table:
-    """Returns the tokens of some files of a trace, a row for each, as SCHEMA says.
+    """Return the tokens of some files of a trace, a row for each, as SCHEMA says.
 
     Raises:
         ValueError: a file is no trace, one of another version, or not of SCHEMA; names the file and the columns.
@@ -163,7 +181,7 @@ def read_shards(folder: Path, shards: list[Shard]) -> pyarrow.Table:
 
 
 def read_facts(folder: Path, shard: Shard) -> UpdateFacts:
-    """Returns what a file of a trace says about its update.
+    """Return what a file of a trace says about its update.
 
     Raises:
         ValueError: the file is no Parquet file, or what it says has another form; names the file.
@@ -181,14 +199,19 @@ def read_facts(folder: Path, shard: Shard) -> UpdateFacts:
 
 
 def is_whole(shards: list[Shard], facts: list[UpdateFacts]) -> bool:
-    """Returns whether the files of an update, of which each says so much, have every token of it, of all ranks."""
-    has_all_tokens = all(of_file.fraction == 1 and not of_file.lost for of_file in facts)
+    """Return whether the files of an update have every token of it, of all ranks; `facts`: of each file."""
+    has_all_tokens = all(file_facts.fraction == 1 and not file_facts.lost for file_facts in facts)
     has_all_ranks = {shard.rank for shard in shards} == set(range(facts[0].ranks))
     return has_all_tokens and has_all_ranks
 
 
 def has_all_updates(shards: list[Shard], expected: int | None) -> bool:
-    """Returns whether the files of a step are of all its updates; if their number is unknown, only a gap shows one."""
+    """Return whether the files of a step are of all its updates.
+
+    Args:
+        shards: the files.
+        expected: the number of updates; None if unknown: then only a gap shows that an update is missing.
+    """
     updates = {shard.update for shard in shards}
     return updates == set(range(max(expected or 0, len(updates))))
 
@@ -202,8 +225,10 @@ def _read(path: Path) -> pyarrow.Table:
     if version not in (_BEFORE, str(VERSION)):
         reads = f"{_BEFORE} and {VERSION}"
         raise ValueError(f"{path}: version {version} of the trace's schema; this verl-clipx reads {reads}.")
-    for field in (SCHEMA.field(name) for name in _SINCE if version == _BEFORE):
-        table = table.append_column(field, pyarrow.nulls(len(table), field.type))
+    if version == _BEFORE:
+        for name in _SINCE:
+            field = SCHEMA.field(name)
+            table = table.append_column(field, pyarrow.nulls(len(table), field.type))
     faults = _faults(table)
     if faults:
         raise ValueError(f"{path}: {'; '.join(faults)}. Remove it to go on without it.")
@@ -212,15 +237,17 @@ def _read(path: Path) -> pyarrow.Table:
 
 
 def _faults(table: pyarrow.Table) -> list[str]:
-    """Returns what is not as SCHEMA says, each as a part of a sentence."""
+    """Return what is not as SCHEMA says, each as a part of a sentence."""
     missing = [field.name for field in SCHEMA if field.name not in table.column_names]
     repeated = [field.name for field in SCHEMA if table.column_names.count(field.name) > 1]
     faults = [f"no column {', '.join(missing)}"] if missing else []
-    faults += [f"column {name} stands in it more than once" for name in repeated]
-    for field in (field for field in SCHEMA if field.name not in (*missing, *repeated)):
+    faults += [f"column {name} occurs more than once" for name in repeated]
+    for field in SCHEMA:
+        if field.name in (*missing, *repeated):
+            continue
         column = table.column(field.name)
         if column.type != field.type:
             faults.append(f"column {field.name} is of type {column.type}, expected {field.type}")
         elif column.null_count and not field.nullable:
-            faults.append(f"column {field.name} lacks values, expected one a token")
+            faults.append(f"column {field.name} has no value for some tokens")
     return faults
