@@ -19,14 +19,14 @@ from verl.utils import tensordict_utils as tu
 
 from tests.jagged import jagged, micro_batch
 from tests.training.worker.test_receipt import CRITERIA, rejecting
-from tests.training.worker.updates import ROWS, VerlsWorker
+from tests.training.worker.updates import ROWS, Update, VerlsWorker
 from verl_clipx.losses.contract.contract import example
 from verl_clipx.run.config import build
 from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.training.worker import training_worker
 from verl_clipx.training.worker.layout import TokenPass, pad_rows
 from verl_clipx.training.worker.policy_loss import current_micro_batch
-from verl_clipx.training.worker.receipt import Receipt
+from verl_clipx.training.worker.receipt import SETTINGS, Receipt
 from verl_clipx.training.worker.training_worker import ClipxTraining
 
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
@@ -616,3 +616,14 @@ def test_where_it_only_warns_another_setting_is_counted(actor, monkeypatch, capl
     monkeypatch.setattr(training_worker, "get_device_id", lambda: "cpu")
     (receipt,) = receipts_of(Worker(config, example()))
     assert OTHER_SETTINGS in caplog.text and receipt.checks.failures().sum() == 1
+
+
+def test_settings_whose_numbers_differ_in_the_last_of_32_bits_differ_over_ranks(actor):
+    numbers = [2.0**31, 2.0**31 + 1]
+    sent = []
+    for number in numbers:
+        update = Update(actor("+clipx=grpo"))
+        update.receipt._identity = number
+        update.receipt.all_reduce = lambda vector: sent.append(float(vector[SETTINGS])) or vector
+        update.run()
+    assert sent == numbers

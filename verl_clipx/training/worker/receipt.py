@@ -270,7 +270,9 @@ class Receipt(Observer):
         one_rank = torch.zeros(STATISTICS_FROM + statistics_size, dtype=torch.float64)
         decision_checksum, infinite_decisions = decision_number(step.decision)
         # In the order of RANKS, FACTOR, SETTINGS, DECISION and INFINITE_DECISIONS.
-        one_rank[: COUNTS.start] = torch.tensor([1.0, factor, self._identity, decision_checksum, infinite_decisions])
+        in_common = [1.0, factor, self._identity, decision_checksum, infinite_decisions]
+        # In float32 the last bits of the settings' number and of the checksum would be lost.
+        one_rank[: COUNTS.start] = torch.tensor(in_common, dtype=torch.float64)
         for announced in micro_batches:
             # As `Announced.sums` orders them: the counts, then the method's statistics.
             one_rank[COUNTS.start :] += announced.sums()
