@@ -63,8 +63,8 @@ def rejecting(criterion, *, bypass=True):
     return CALCULATED, f"{CORRECTION}.bypass_mode={bypass}", f"{CORRECTION}.rollout_rs={criterion}", threshold
 
 
-def hold(config):
-    """Two updates, of which the receipt says that they are as announced."""
+def assert_receipt_holds(config):
+    """Train two updates, and assert that the receipt says that they are as announced."""
     update = Update(config)
     update.run()
     update.run(moved=0.5)
@@ -81,24 +81,24 @@ def hold(config):
 
 
 @pytest.mark.parametrize("method", BUILT_IN)
-def test_every_method_is_what_it_announces(actor, few_probes, method):
-    hold(actor(f"+clipx={method}", CALCULATED))
+def test_the_receipt_of_every_method_holds(actor, few_probes, method):
+    assert_receipt_holds(actor(f"+clipx={method}", CALCULATED))
 
 
 @pytest.mark.parametrize(
     "method", [pytest.param(name, marks=[pytest.mark.matrix] * (name not in ("acpo", "grpo"))) for name in BUILT_IN]
 )
-def test_it_is_at_every_probe(actor, method):
-    hold(actor(f"+clipx={method}", CALCULATED))
+def test_the_receipt_of_every_method_holds_at_every_probe(actor, method):
+    assert_receipt_holds(actor(f"+clipx={method}", CALCULATED))
 
 
 @pytest.mark.parametrize(
     ("method", "target", "value"),
     [("grpo", "clip_fraction", 0.1), ("ipo", "clip_fraction", 0.1), ("two_sided", "second_moment", 0.05)],
 )
-def test_it_holds_of_bounds_that_hold_a_target(actor, few_probes, method, target, value):
+def test_the_receipt_holds_of_bounds_that_hold_a_target(actor, few_probes, method, target, value):
     held = (f"+clipx={method}", f"+clipx/hold={target}", f"clipx.hold.value={value}")
-    hold(actor(*held))
+    assert_receipt_holds(actor(*held))
     with_its_pass(actor(*held), noise=1e-6)
 
 
@@ -115,13 +115,18 @@ KL = (f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.5")
 ORIGINAL = policy_loss_module.policy_loss
 
 
-def changed(**how):
-    """ACPO with some of its arguments changed: name to a function of all arguments."""
-    return lambda **given: ORIGINAL("acpo", **given | {name: change(given) for name, change in how.items()})
+def with_changed_arguments(**changes):
+    """Return ACPO's loss with some arguments changed, each by a function of all arguments."""
+
+    def loss(**arguments):
+        changed = {name: change(arguments) for name, change in changes.items()}
+        return ORIGINAL("acpo", **arguments | changed)
+
+    return loss
 
 
-def decided(change):
-    """Under other statistics and another decision, made of the step's."""
+def with_other_bounds(change):
+    """Return ACPO's loss under other statistics and another decision, a function of the step's."""
 
     def loss(**arguments):
         step = policy_loss_module.current_micro_batch().step
@@ -131,8 +136,8 @@ def decided(change):
     return loss
 
 
-def returning(change):
-    """ACPO's loss changed: a function of its value and of log_prob."""
+def with_changed_value(change):
+    """Return ACPO's loss with another value, a function of its value and of log_prob."""
 
     def loss(**arguments):
         value, metrics = ORIGINAL("acpo", **arguments)
@@ -142,11 +147,11 @@ def returning(change):
 
 
 def scaled(factor):
-    return returning(lambda value, _: value * factor)
+    return with_changed_value(lambda value, _: value * factor)
 
 
 def with_normaliser(**changes):
-    """Aggregated over other numbers than those of the mini-batch."""
+    """Return ACPO's loss, aggregated over other numbers than those of the mini-batch."""
 
     def loss(**arguments):
         with mock.patch.dict(arguments["config"].global_batch_info, changes):
@@ -155,29 +160,34 @@ def with_normaliser(**changes):
     return loss
 
 
-def elsewhere(*overrides):
-    """A configuration that no worker tells the sizes of the mini-batch."""
+def compose_outside_a_worker(*overrides):
+    """Return a configuration with the sizes of a mini-batch, which a worker would set."""
     config = copy.deepcopy(built_once(overrides))
     config.global_batch_info.update(dp_size=1, batch_num_tokens=30, global_batch_size=6)
     return config
 
 
-def another(registered):
-    """Another method's loss, with its defaults."""
+def loss_of_another_method(registered):
+    """Return another method's loss, with its defaults."""
 
     def loss(**arguments):
         with in_micro_batch(None):
-            return ORIGINAL(registered, **arguments | {"config": elsewhere(f"+clipx={registered}")})
+            return ORIGINAL(registered, **arguments | {"config": compose_outside_a_worker(f"+clipx={registered}")})
 
     return loss
 
 
-def verls(name):
-    return lambda **arguments: core_algos.POLICY_LOSS_REGISTRY[name](**arguments)
+def loss_of_verl(name):
+    """Return the loss that is registered under a name when it is called."""
+
+    def loss(**arguments):
+        return core_algos.POLICY_LOSS_REGISTRY[name](**arguments)
+
+    return loss
 
 
-def part(keep):
-    """Some tokens without a gradient."""
+def with_gradient_only_where(keep):
+    """Return ACPO's loss with a gradient only on some tokens, a mask made of the arguments."""
 
     def loss(**arguments):
         log_prob, mask = arguments["log_prob"], keep(arguments)
@@ -190,49 +200,59 @@ def part(keep):
 LOSSES = {
     "the sign": scaled(-1.0),
     # At one token.
-    "not a number": returning(lambda value, log_prob: value + log_prob[0, 0] * math.nan),
-    "not a number and the sign": returning(lambda value, log_prob: log_prob[0, 0] * math.nan - value),
+    "not a number": with_changed_value(lambda value, log_prob: value + log_prob[0, 0] * math.nan),
+    "not a number and the sign": with_changed_value(lambda value, log_prob: log_prob[0, 0] * math.nan - value),
     "twice as much": scaled(2.0),
     "one per cent more": scaled(1.01),
     "nothing": scaled(0.0),
-    "no gradient": returning(lambda value, log_prob: value.detach() + 0 * log_prob.sum()),
-    "the micro-batch's bounds": decided(lambda statistics, decision: (None, None)),
-    "half of epsilon": decided(lambda statistics, decision: (statistics, decision * 0.5)),
-    "no correction weights": changed(rollout_is_weights=lambda given: None),
-    "squared correction weights": changed(rollout_is_weights=lambda given: given["rollout_is_weights"] ** 2),
-    "another aggregation": changed(loss_agg_mode=lambda given: "seq-mean-token-mean"),
-    "a sum for a mean": changed(loss_agg_mode=lambda given: "token-sum"),
+    "no gradient": with_changed_value(lambda value, log_prob: value.detach() + 0 * log_prob.sum()),
+    "the micro-batch's bounds": with_other_bounds(lambda statistics, decision: (None, None)),
+    "half of epsilon": with_other_bounds(lambda statistics, decision: (statistics, decision * 0.5)),
+    "no correction weights": with_changed_arguments(rollout_is_weights=lambda given: None),
+    "squared correction weights": with_changed_arguments(
+        rollout_is_weights=lambda given: given["rollout_is_weights"] ** 2
+    ),
+    "another aggregation": with_changed_arguments(loss_agg_mode=lambda given: "seq-mean-token-mean"),
+    "a sum for a mean": with_changed_arguments(loss_agg_mode=lambda given: "token-sum"),
     "the micro-batch's number of tokens": with_normaliser(batch_num_tokens=12),
     "another number of ranks": with_normaliser(dp_size=2),
-    "advantages without their sign": changed(advantages=lambda given: given["advantages"].abs()),
-    "advantages of 1 and -1": changed(advantages=lambda given: given["advantages"].sign()),
-    "normalised advantages": changed(advantages=lambda given: given["advantages"] - given["advantages"].mean()),
-    "only positive tokens": changed(advantages=lambda given: given["advantages"].clamp(min=0)),
-    "only negative tokens": changed(advantages=lambda given: given["advantages"].clamp(max=0)),
-    "clipped advantages": changed(advantages=lambda given: given["advantages"].clamp(-1, 1)),
-    "advantages one token late": changed(advantages=lambda given: given["advantages"].roll(1, dims=1)),
-    "another sequence's advantages": changed(advantages=lambda given: given["advantages"].flip(0)),
-    "a ratio of 1": changed(old_log_prob=lambda given: given["log_prob"].detach()),
-    "the ratio upside down": changed(old_log_prob=lambda given: 2 * given["log_prob"].detach() - given["old_log_prob"]),
-    "half of the log-ratio": changed(
+    "advantages without their sign": with_changed_arguments(advantages=lambda given: given["advantages"].abs()),
+    "advantages of 1 and -1": with_changed_arguments(advantages=lambda given: given["advantages"].sign()),
+    "normalised advantages": with_changed_arguments(
+        advantages=lambda given: given["advantages"] - given["advantages"].mean()
+    ),
+    "only positive tokens": with_changed_arguments(advantages=lambda given: given["advantages"].clamp(min=0)),
+    "only negative tokens": with_changed_arguments(advantages=lambda given: given["advantages"].clamp(max=0)),
+    "clipped advantages": with_changed_arguments(advantages=lambda given: given["advantages"].clamp(-1, 1)),
+    "advantages one token late": with_changed_arguments(advantages=lambda given: given["advantages"].roll(1, dims=1)),
+    "another sequence's advantages": with_changed_arguments(advantages=lambda given: given["advantages"].flip(0)),
+    "a ratio of 1": with_changed_arguments(old_log_prob=lambda given: given["log_prob"].detach()),
+    "the ratio upside down": with_changed_arguments(
+        old_log_prob=lambda given: 2 * given["log_prob"].detach() - given["old_log_prob"]
+    ),
+    "half of the log-ratio": with_changed_arguments(
         old_log_prob=lambda given: (given["log_prob"].detach() + given["old_log_prob"]) / 2
     ),
-    "the sequence's ratio": changed(
+    "the sequence's ratio": with_changed_arguments(
         old_log_prob=lambda given: (new := given["log_prob"].detach()) - (new - given["old_log_prob"]).mean(-1, True)
     ),
-    "a ratio of at most 2": changed(
+    "a ratio of at most 2": with_changed_arguments(
         old_log_prob=lambda given: torch.maximum(given["old_log_prob"], given["log_prob"].detach() - math.log(2))
     ),
-    "a sequence without gradient": part(lambda given: torch.arange(len(given["log_prob"]))[:, None] > 0),
-    "last tokens without gradient": part(lambda given: given["response_mask"].roll(-1, dims=1).bool()),
-    "verl's vanilla": verls("vanilla"),
-    "verl's gspo": verls("gspo"),
-    "verl's gpg": verls("gpg"),
-    "verl's cispo": verls("cispo"),
-    "clipx_grpo": another("grpo"),
-    "clipx_dgpo": another("dgpo"),
-    "clipx_cispo": another("cispo"),
-    "clipx_aspo": another("aspo"),
+    "a sequence without gradient": with_gradient_only_where(
+        lambda given: torch.arange(len(given["log_prob"]))[:, None] > 0
+    ),
+    "last tokens without gradient": with_gradient_only_where(
+        lambda given: given["response_mask"].roll(-1, dims=1).bool()
+    ),
+    "verl's vanilla": loss_of_verl("vanilla"),
+    "verl's gspo": loss_of_verl("gspo"),
+    "verl's gpg": loss_of_verl("gpg"),
+    "verl's cispo": loss_of_verl("cispo"),
+    "clipx_grpo": loss_of_another_method("grpo"),
+    "clipx_dgpo": loss_of_another_method("dgpo"),
+    "clipx_cispo": loss_of_another_method("cispo"),
+    "clipx_aspo": loss_of_another_method("aspo"),
 }
 
 
@@ -326,7 +346,9 @@ MODIFIERS = {
 
 
 def without_modifier(announced, actor, monkeypatch, _):
-    other = elsewhere("+clipx=grpo", *(MODIFIERS["selection"] if "clipx.select.ratio=0.6" in announced else ()))
+    other = compose_outside_a_worker(
+        "+clipx=grpo", *(MODIFIERS["selection"] if "clipx.select.ratio=0.6" in announced else ())
+    )
     instead = lambda **given: ORIGINAL("grpo", **given | {"config": other})  # noqa: E731
     monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_grpo", instead)
     Update(actor("+clipx=grpo", *announced)).run()
@@ -374,14 +396,18 @@ def without_bounds(actor, monkeypatch, _):
     Update(actor("+clipx=acpo")).receipt.begin_update(OptimizerStep(), RolloutBatch())
 
 
-def unseen(changed=None, **run):
-    """Plants a fault of the configuration, or as for `Update.run`, by which the gradient is another one, and returns
-    what the receipt says of it.
+def unnoticed_fault(changed_settings=None, **run):
+    """Return a fault that changes the gradient, and that the receipt does not find.
+
+    Args:
+        changed_settings: of the configuration that verl's loss function has.
+        run: as for `Update.run`.
     """
 
     def plant(actor, monkeypatch, _):
-        faulty, right = (Update(actor("+clipx=grpo", *KL)) for _ in range(2))
-        for name, value in (changed or {}).items():
+        faulty = Update(actor("+clipx=grpo", *KL))
+        right = Update(actor("+clipx=grpo", *KL))
+        for name, value in (changed_settings or {}).items():
             object.__setattr__(faulty.receipt.loss_fn.keywords["config"], name, value)
         assert not torch.allclose(faulty.run(**run), right.run())
         return faulty.end_rollout_batch(ANNOUNCED)
@@ -727,10 +753,13 @@ SINGLE_FAULTS = {
     ),
     "bounds that nobody decided": Fault(plant=without_bounds, facts=("no bounds", "clipx.scope=mini_batch")),
 }
+# Faults that the receipt does not find: each returns the difference that the receipt logs.
 INVISIBLE = {
-    "other advantages from verl's trainer": unseen(change=lambda data: data.set("advantages", -data["advantages"])),
-    "another coefficient of verl's KL term": unseen({"kl_loss_coef": 1.0}),
-    "a factor on the whole loss": unseen(factors=[3.0]),
+    "other advantages from verl's trainer": unnoticed_fault(
+        change=lambda data: data.set("advantages", -data["advantages"])
+    ),
+    "another coefficient of verl's KL term": unnoticed_fault({"kl_loss_coef": 1.0}),
+    "a factor on the whole loss": unnoticed_fault(factors=[3.0]),
     "another loss after the first rollout batch": with_another_loss_from_the_second_rollout_batch_on,
 }
 
@@ -775,7 +804,7 @@ def test_a_planted_fault_is_found(actor, monkeypatch, few_probes, name, variant)
 
 
 @pytest.mark.parametrize("name", INVISIBLE)
-def test_what_is_listed_as_invisible_is(actor, monkeypatch, few_probes, name):
+def test_a_fault_that_is_listed_as_invisible_leaves_the_receipt_as_it_is(actor, monkeypatch, few_probes, name):
     assert INVISIBLE[name](actor, monkeypatch, "") < 1e-5
 
 
@@ -816,15 +845,16 @@ SAME_LOSS = {
 
 def trained_as(actor, monkeypatch, announced, other, method=None):
     """Trains one group's loss, or another method, under the name of an announced one."""
-    config, trains = (actor(f"+clipx={group}", CALCULATED) for group in (announced, other))
+    config = actor(f"+clipx={announced}", CALCULATED)
+    trained = actor(f"+clipx={other}", CALCULATED)
     if method is not None:
-        object.__setattr__(trains.policy_loss.clipx, "method", method)
-    settings = trains.policy_loss.clipx
-    trains.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=6)
+        object.__setattr__(trained.policy_loss.clipx, "method", method)
+    settings = trained.policy_loss.clipx
+    trained.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=6)
     monkeypatch.setitem(
         core_algos.POLICY_LOSS_REGISTRY,
         f"clipx_{config.policy_loss.clipx.method.name}",
-        lambda **given: ORIGINAL(settings.method.name, **given | {"config": trains}),
+        lambda **given: ORIGINAL(settings.method.name, **given | {"config": trained}),
     )
     # As in a run: the worker decides by the announced method, and another loss stands under its name.
     Update(config).run()
@@ -842,9 +872,11 @@ def is_found(plant):
 
 def relatives(group):
     """The groups of a group's own method, and the next group of another one."""
-    kind, place = method_of(group), GROUPS.index(group)
-    others = [name for name in GROUPS[place:] + GROUPS[:place] if method_of(name) is not kind]
-    return [*(name for name in GROUPS if method_of(name) is kind and name != group), others[0]]
+    method = method_of(group)
+    place = GROUPS.index(group)
+    of_same_method = [name for name in GROUPS if method_of(name) is method and name != group]
+    of_other_methods = [name for name in GROUPS[place:] + GROUPS[:place] if method_of(name) is not method]
+    return [*of_same_method, of_other_methods[0]]
 
 
 def method_of(group):
@@ -853,7 +885,7 @@ def method_of(group):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("announced", GROUPS)
-def test_groups_are_told_apart(actor, monkeypatch, announced):
+def test_another_group_of_settings_is_found(actor, monkeypatch, announced):
     for other in relatives(announced):
         with monkeypatch.context() as patched:
             assert is_found(partial(trained_as, actor, patched, announced, other)), other
@@ -861,12 +893,14 @@ def test_groups_are_told_apart(actor, monkeypatch, announced):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_number_moved_by_a_twentieth_is_seen(actor, monkeypatch, group):
-    method, moved = actor(f"+clipx={group}", CALCULATED).policy_loss.clipx.method, {}
+def test_every_parameter_changed_by_a_twentieth_is_found(actor, monkeypatch, group):
+    method = actor(f"+clipx={group}", CALCULATED).policy_loss.clipx.method
+    # For each parameter, a method in which only that parameter is changed.
+    changed_methods = {}
     for other in neighbours(method, 0.05):
         (name,) = [key for key, value in other.parameters.items() if value != method.parameters[key]]
-        moved.setdefault(name, other)
-    for name, other in moved.items():
+        changed_methods.setdefault(name, other)
+    for name, other in changed_methods.items():
         if f"{group}.{name}" not in SAME_LOSS:
             with monkeypatch.context() as patched:
                 assert is_found(partial(trained_as, actor, patched, group, group, other)), name
@@ -874,7 +908,7 @@ def test_every_number_moved_by_a_twentieth_is_seen(actor, monkeypatch, group):
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
 def test_verls_entropy_bonus_is_no_fault(actor, few_probes, mode):
-    hold(actor("+clipx=grpo", BONUS, f"{ACTOR}.loss_agg_mode={mode}", *KL))
+    assert_receipt_holds(actor("+clipx=grpo", BONUS, f"{ACTOR}.loss_agg_mode={mode}", *KL))
 
 
 def distilling(actor, loss_mode, more, **own):
@@ -898,7 +932,7 @@ def distilling(actor, loss_mode, more, **own):
             return {}
         losses = torch.linspace(0.1, 1, int(offsets[-1])).requires_grad_(True)
         values = {"distillation_losses": losses, "student_mass": losses.detach(), "teacher_mass": losses.detach()}
-        return {key: torch.nested.nested_tensor_from_jagged(of, offsets=offsets) for key, of in values.items()}
+        return {key: torch.nested.nested_tensor_from_jagged(value, offsets=offsets) for key, value in values.items()}
 
     update = Update(config, loss_fn=partial(loss_fn, config=config, distillation_config=distillation))
     update.run(change=teach, outputs=outputs)
@@ -925,7 +959,7 @@ def test_a_term_beside_verls_distillation_is_found(actor, few_probes, loss_mode,
     assert_names(str(raised.value), *facts)
 
 
-def test_the_page_says_how_many_are_found():
+def test_the_page_has_the_number_of_planted_faults():
     (number,) = re.findall(r"tests\s+plant\s+(\d+)\s+faults", (REPOSITORY / "docs/swap.md").read_text())
     assert int(number) == len(PLANTED) + 1 >= 50
 
@@ -936,7 +970,7 @@ def test_a_token_that_is_nan_ends_no_run(actor, few_probes):
     assert 0 <= update.end_rollout_batch(ANNOUNCED) < 1e-5
 
 
-def test_it_warns_where_it_is_told_to(actor, monkeypatch, few_probes, caplog):
+def test_a_fault_is_a_warning_under_receipt_warn(actor, monkeypatch, few_probes, caplog):
     monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", scaled(-1.0))
     update = Update(actor("+clipx=acpo", "clipx.receipt=warn"))
     update.run()
@@ -965,6 +999,7 @@ def test_where_nothing_can_be_compared_auto_warns(actor, caplog):
     assert_names(caplog.text, *NOTHING_COMPARED)
 
 
+# What trains the update, the loss in ACPO's place, and how many checks fail at least.
 WARNED = {
     "another loss": (dict(), scaled(-1.0), 2),
     "no backward pass": (dict(factors=[()]), None, 1),
@@ -983,13 +1018,13 @@ ASKED = [(name, asked) for name in WARNED for asked in ("warn", "auto") if (name
 
 @pytest.mark.parametrize(("name", "asked"), ASKED)
 def test_a_receipt_that_warned_says_so_where_it_is_logged_and_printed(actor, monkeypatch, few_probes, name, asked):
-    run, loss, least = WARNED[name]
+    run, loss, least_failed = WARNED[name]
     if loss is not None:
         monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", loss)
     update = Update(actor("+clipx=acpo", f"clipx.receipt={asked}"), tested=False)
     update.run(**run)
     logged = update.metrics(ANNOUNCED)
-    assert logged["clipx/receipt_failed"] >= least
+    assert logged["clipx/receipt_failed"] >= least_failed
     assert_names(str(update.receipt), "warned", f"{logged['clipx/receipt_failed']:g} checks")
 
 
@@ -1008,7 +1043,7 @@ def test_a_check_that_failed_on_another_rank_counts_once(actor, few_probes):
     assert update.metrics(ANNOUNCED)["clipx/receipt_failed"] == 1.0
 
 
-def test_a_ratio_of_one_is_looked_at_with_the_precision_s_tolerance(actor, few_probes):
+def test_old_log_probs_within_the_tolerance_of_the_precision_end_no_run(actor, few_probes):
     for half, distance in ((False, 5e-4), (True, 0.03)):
         update = Update(actor("+clipx=grpo"))
         update.receipt.half = half
@@ -1053,10 +1088,21 @@ def test_each_of_verls_kl_terms_is_known(actor, few_probes, name, kind):
 
 
 def test_a_complete_receipt_costs_nothing_and_none_changes_gradients_or_data(actor, monkeypatch, few_probes):
-    update, seen = Update(actor("+clipx=acpo")), []
-    with_receipt = update.run(change=lambda data: seen.extend([data, data.clone()]))
-    assert all(torch.equal(*(pad_rows(data[key]) for data in seen)) for key in ("old_log_probs", "advantages"))
+    update = Update(actor("+clipx=acpo"))
+    data_and_copy = []
+    with_receipt = update.run(change=lambda data: data_and_copy.extend([data, data.clone()]))
+    data, copied_before = data_and_copy
+    for key in ("old_log_probs", "advantages"):
+        assert torch.equal(pad_rows(data[key]), pad_rows(copied_before[key]))
     update.end_rollout_batch(ANNOUNCED)
-    calls, loss = [], core_algos.POLICY_LOSS_REGISTRY["clipx_acpo"]
-    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", lambda **a: calls.append(1) or loss(**a))
-    assert torch.equal(with_receipt, update.run()) and len(calls) == 1
+    loss = core_algos.POLICY_LOSS_REGISTRY["clipx_acpo"]
+    calls = []
+
+    def counting_loss(**arguments):
+        calls.append(arguments)
+        return loss(**arguments)
+
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", counting_loss)
+    without_receipt = update.run()
+    assert torch.equal(with_receipt, without_receipt)
+    assert len(calls) == 1
