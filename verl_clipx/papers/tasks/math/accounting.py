@@ -389,8 +389,8 @@ def _token_name(node: Any) -> str:
     return ""
 
 
-def _symbolic_name(token: Any) -> str:
-    """Return the name of a lexer's token in the grammar; empty for the end of the text."""
-    if token.type > 0:
-        return PSParser.symbolicNames[token.type]
+def _symbolic_name(symbol: Any) -> str:
+    """Return the name of a token of the lexer in the grammar; empty for the end of the text."""
+    if symbol.type > 0:
+        return PSParser.symbolicNames[symbol.type]
     return ""
