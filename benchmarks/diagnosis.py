@@ -33,7 +33,7 @@ from verl_clipx.analysis.runs.folder import RunFolder
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.run_log import not_finite_in, table_of, with_entropy
 from verl_clipx.common.files import read_text, write_text
-from verl_clipx.common.statistics.estimate import share
+from verl_clipx.common.statistics.estimate import estimate_share
 from verl_clipx.papers.tables.collect import read_configurations
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -285,7 +285,7 @@ def counted(rows: list[tuple[str, list[bool]]]) -> str:
     """A table of how often something is so, with exact intervals."""
     lines = ["| counted | result | exact 95 % interval |", "|---|---|---|"]
     for what, flags in rows:
-        interval = share(sum(flags), len(flags))
+        interval = estimate_share(sum(flags), len(flags))
         percents = f"{100 * interval.low:.0f} to {100 * interval.high:.0f} %"
         lines.append(f"| {what} | {sum(flags)} of {len(flags)} | {percents} |")
     return "\n".join(lines) + "\n"

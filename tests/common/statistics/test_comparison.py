@@ -133,6 +133,8 @@ def test_shares_are_compared_by_an_exact_test():
     assert compare_shares(every, none).verdict == LOWER and compare_shares(every, every).verdict == ALIKE
     assert compare_shares(none, [True, False, False]).verdict == ALIKE
     assert compare_shares([False], every).verdict is None
+    with pytest.raises(ValueError, match="at least one training"):
+        compare_shares([], every)
 
 
 def test_the_verdict_is_of_methods_and_corrected_by_holm():

@@ -7,7 +7,7 @@ import math
 import pytest
 from scipy import stats
 
-from verl_clipx.common.statistics.estimate import Estimate, estimate, estimate_over_seeds, share
+from verl_clipx.common.statistics.estimate import Estimate, estimate, estimate_over_seeds, estimate_share
 
 
 def test_the_interval_by_hand():
@@ -33,12 +33,14 @@ def test_over_seeds_it_takes_three():
     found = estimate_over_seeds([1.0, 2.0, 3.0])
     assert (found.low, found.high) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), abs=1e-6)
     assert [estimate_over_seeds(values) for values in ([0.4], [0.4, 0.6])] == [Estimate(0.4), Estimate(0.5)]
+    with pytest.raises(ValueError, match="at least one"):
+        estimate_over_seeds([])
 
 
 def test_the_exact_interval_of_a_share():
     # None of three: the largest share p with (1 - p)^3 = 0.025.
-    none, every = share(0, 3), share(3, 3)
+    none, every = estimate_share(0, 3), estimate_share(3, 3)
     assert (none.mean, none.low, none.high) == pytest.approx((0.0, 0.0, 1 - 0.025 ** (1 / 3)))
     assert (every.low, every.high) == pytest.approx((0.025 ** (1 / 3), 1.0))
     exact = stats.binomtest(2, 10).proportion_ci(method="exact")
-    assert share(2, 10) == Estimate(0.2, *map(pytest.approx, exact))
+    assert estimate_share(2, 10) == Estimate(0.2, *map(pytest.approx, exact))

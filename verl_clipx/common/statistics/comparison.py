@@ -10,7 +10,9 @@ from verl_clipx.common.statistics.estimate import MIN_SEEDS, ROUNDING
 from verl_clipx.common.statistics.variance import CONFIDENCE, effective_units, residuals, squared_error, too_few_units
 
 LEVEL = 0.05
-"""A p-value below it, Holm's where there are several, is a claim; docs/evaluation.md counts the false ones."""
+"""A p-value below this level is a claim; of several, it is the p-value adjusted by Holm's method.
+
+docs/evaluation.md counts the false claims."""
 
 HIGHER = "higher than that of"
 LOWER = "lower than that of"
@@ -22,8 +24,10 @@ SEEDS = "seeds"
 QUESTIONS = "questions"
 
 Benchmarks = Mapping[str, np.ndarray]
-"""By benchmark ``[seeds, questions]`` float64. What is compared is the sum over benchmarks of the mean over questions:
-for a mean of benchmarks the values have been multiplied by its weights."""
+"""From a benchmark to the values of a method on it, (seeds, questions), float64.
+
+What is compared is the sum over benchmarks of the mean over questions. To compare a weighted mean of benchmarks,
+multiply the values by its weights before."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +35,16 @@ class Comparison:
     """Difference of two methods or checkpoints, second minus first.
 
     Args:
-        first, second: what is compared of each method.
+        first, second: the number of each method that is compared, such as a mean score.
         difference: the second minus the first.
         seeds: how many trainings there are of each method.
-        low, high: ends of the 95 % interval; None if it is refused.
-        p_value: two-sided; None if it is refused.
-        over: what interval and p-value are over: `SEEDS_AND_QUESTIONS` and `SEEDS` speak of the methods, `QUESTIONS`
-            only of these two checkpoints; None if they are refused.
-        error: squared standard error of the difference by its parts, "question" and "seed".
-        wins, losses, ties: questions on which the second is better, worse, equal.
-        refused: why there is no interval on the methods.
+        low, high: the ends of the 95 % interval of the difference; None if there is no interval.
+        p_value: the two-sided p-value; None if there is none.
+        over: what the interval and the p-value are over: `SEEDS_AND_QUESTIONS` and `SEEDS` speak of the methods,
+            `QUESTIONS` only of these two checkpoints. None if there is no p-value.
+        error: the squared standard error of the difference by its parts, "question" and "seed".
+        wins, losses, ties: on how many questions the second is better, worse, or equal.
+        refused: why there is no interval or p-value that speaks of the methods; None if there is one.
     """
 
     first: float
@@ -59,7 +63,7 @@ class Comparison:
 
     @property
     def speaks_of_methods(self) -> bool:
-        """Returns whether it has a p-value that speaks of the methods, not only of two checkpoints."""
+        """Returns whether there is a p-value that speaks of the methods, not only of two checkpoints."""
         return self.over in (SEEDS, SEEDS_AND_QUESTIONS)
 
     @property
@@ -78,7 +82,7 @@ class Comparison:
 
 
 def correct_family(family: Sequence[Comparison]) -> list[Comparison]:
-    """Returns a family of comparisons with p-values adjusted by Holm's method, in its order.
+    """Returns a family of comparisons with p-values adjusted by Holm's method, in the same order.
 
     Only comparisons that say something about the methods are adjusted and counted. The others are returned as they are.
     """
@@ -93,7 +97,7 @@ def correct_family(family: Sequence[Comparison]) -> list[Comparison]:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return the p-values of one family, adjusted by Holm's method, in their order.
+    """Returns the p-values of one family, adjusted by Holm's method, in the same order.
 
     If adjusted p-values below 5 % are taken for discoveries, at most 5 % of families have a false one. In ascending
     order, the i-th of n p-values, counted from 0, is multiplied by n - i. Then each is raised to the one before it if
@@ -101,7 +105,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     Source: Holm, A Simple Sequentially Rejective Multiple Test Procedure (Scandinavian Journal of Statistics 6, 1979).
 
     Args:
-        p_values: None stands for a comparison that does not belong to the family. It is not counted, and stays None.
+        p_values: a p-value in [0, 1] for each comparison. None stands for a comparison that does not belong to the
+            family: it is not counted, and stays None.
     """
     places = [place for place, p_value in enumerate(p_values) if p_value is not None]
     values = np.array([p_values[place] for place in places], dtype=np.float64)
@@ -115,26 +120,27 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.ndarray] | None = None) -> Comparison:
-    """Compare two methods, each trained with several seeds, on the same questions.
+    """Compares two methods, each trained with several seeds, on the same questions.
 
     Target: the difference of the methods' expected scores, where both the trainings and the questions are draws from
     all that could have been drawn. Questions are paired between the methods, seeds are not.
 
     The squared standard error is unbiased. It is the variance over questions of the paired difference of means over
     seeds, plus each method's variance between seeds. Questions and samples explain a part of the variance between
-    seeds. That part is subtracted, since the variance over questions holds it already. If this leaves nothing for the
-    seeds, only the questions' part remains.
+    seeds. That part is subtracted, since the variance over questions contains it already. If this leaves nothing for
+    the seeds, only the questions' part remains.
 
-    The interval is Student's with Satterthwaite's degrees of freedom (Biometrics Bulletin 2, 1946). Unequal numbers of
-    seeds get no more of these than equal ones: see `_seeds_spread`.
+    The interval is Student's with Satterthwaite's degrees of freedom (Biometrics Bulletin 2, 1946). They are limited
+    if one method has fewer seeds than the other: see `_divide_seed_parts`.
 
     Args:
-        first, second: see `Benchmarks`; the same questions in the same order.
-        clusters: by benchmark ``[questions]`` labels, where questions share a source.
+        first, second: the values of each method, see `Benchmarks`; the same questions in the same order.
+        clusters: from a benchmark to a label for each question, (questions,), if some of its questions share a source.
 
     Returns:
-        With one training on both sides, the interval over questions, which speaks only of these two; otherwise, with
-        fewer than `MIN_SEEDS` on a side, no interval.
+        A comparison over seeds and questions. If there is one training of each method, it is over questions, and speaks
+        only of these two trainings. Otherwise, with fewer than `MIN_SEEDS` trainings of a method, or with too few
+        questions or clusters, it has no interval.
 
     Raises:
         ValueError: the two have different benchmarks or questions, or there are no values.
@@ -149,8 +155,8 @@ def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.nda
     by_question = {name: second[name].mean(axis=0) - first[name].mean(axis=0) for name in first}
     differences = np.concatenate(list(by_question.values()))
     seed_counts = (len(first_means), len(second_means))
-    described = replace(
-        _describe(first_means, second_means),
+    means = replace(
+        _compare_without_inference(first_means, second_means),
         wins=int((differences > 0).sum()),
         losses=int((differences < 0).sum()),
         ties=int((differences == 0).sum()),
@@ -160,29 +166,46 @@ def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.nda
         reason = too_few_units(len(values), clusters.get(name))
         if reason:
             too_few.append(f"{name}: {reason}")
-    if too_few or (described.refused and seed_counts != (1, 1)):
-        return replace(described, refused="; ".join(filter(None, [described.refused, *too_few])))
+    if too_few or (means.refused and seed_counts != (1, 1)):
+        return replace(means, refused=_join_reasons(means.refused, *too_few))
     question_part = 0.0
-    # The sum of squared parts over their degrees of freedom.
-    spread = 0.0
+    # The sum of the squared parts, each over its degrees of freedom.
+    squares_over_freedom = 0.0
     for name, values in by_question.items():
         part = float(squared_error(values, clusters.get(name)))
         question_part += part
-        spread += part**2 / (effective_units(len(values), clusters.get(name)) - 1)
+        squares_over_freedom += part**2 / (effective_units(len(values), clusters.get(name)) - 1)
     if seed_counts == (1, 1):
-        return _student(described, QUESTIONS, question_part, 0.0, spread)
-    of_seeds = [_squared_error_of_mean(first_means), _squared_error_of_mean(second_means)]
-    explained = _explained(first, clusters) + _explained(second, clusters)
-    seed_part = max(0.0, sum(of_seeds) - explained)
+        return _add_interval(
+            means,
+            over=QUESTIONS,
+            question_part=question_part,
+            seed_part=0.0,
+            squares_over_freedom=squares_over_freedom,
+        )
+    errors_of_means = [_squared_error_of_mean(first_means), _squared_error_of_mean(second_means)]
+    explained = _compute_explained_error(first, clusters) + _compute_explained_error(second, clusters)
+    seed_part = max(0.0, sum(errors_of_means) - explained)
     if seed_part:
-        spread += _seeds_spread(of_seeds, seed_counts)
-    return _student(described, SEEDS_AND_QUESTIONS, question_part, seed_part, spread)
+        squares_over_freedom += _divide_seed_parts(errors_of_means, seed_counts)
+    return _add_interval(
+        means,
+        over=SEEDS_AND_QUESTIONS,
+        question_part=question_part,
+        seed_part=seed_part,
+        squares_over_freedom=squares_over_freedom,
+    )
+
+
+def _join_reasons(*reasons: str | None) -> str:
+    """Returns the reasons for a refusal in one text; a reason that is None is left out."""
+    return "; ".join(reason for reason in reasons if reason is not None)
 
 
 def _check_shapes(name: str, first: np.ndarray, second: np.ndarray) -> None:
-    """Raises ValueError unless both have values of the same number of questions on a benchmark."""
-    same_questions = first.ndim == 2 and second.ndim == 2 and first.shape[1] == second.shape[1]
-    if not same_questions or not first.size or not second.size:
+    """Raises ValueError unless both methods have values on the same number of questions of a benchmark."""
+    have_same_questions = first.ndim == 2 and second.ndim == 2 and first.shape[1] == second.shape[1]
+    if not have_same_questions or not first.size or not second.size:
         raise ValueError(f"{name}: both need [seeds, questions] values, got shapes {first.shape} and {second.shape}")
 
 
@@ -192,48 +215,80 @@ def _squared_error_of_mean(values: np.ndarray) -> float:
 
 
 def compare_means(first: Sequence[float], second: Sequence[float]) -> Comparison:
-    """Compare two methods by one number a training: Welch's interval over seeds, the questions taken as given.
+    """Compares two methods by one number of each training, with Welch's interval over seeds.
 
-    For numbers without questions, such as a validation's accuracy in a log.
+    It is meant for numbers without questions, such as a validation's accuracy in a log. If there are questions behind
+    the numbers, they are taken as given.
+
+    Args:
+        first, second: a number for each training of the method, (trainings,).
+
+    Returns:
+        The comparison. With fewer than `MIN_SEEDS` trainings of a method, it has neither an interval nor a p-value.
 
     Raises:
-        ValueError: a side has no number.
+        ValueError: a method has no number.
     """
     first = np.asarray(first, dtype=np.float64)
     second = np.asarray(second, dtype=np.float64)
-    if not (len(first) and len(second)):
-        raise ValueError("a number of at least one training is needed of both methods")
-    described = _describe(first, second)
-    if described.refused:
-        return described
-    parts = [_squared_error_of_mean(first), _squared_error_of_mean(second)]
-    return _student(described, SEEDS, 0.0, sum(parts), _seeds_spread(parts, described.seeds))
+    means = _compare_without_inference(first, second)
+    if means.refused:
+        return means
+    errors_of_means = [_squared_error_of_mean(first), _squared_error_of_mean(second)]
+    return _add_interval(
+        means,
+        over=SEEDS,
+        question_part=0.0,
+        seed_part=sum(errors_of_means),
+        squares_over_freedom=_divide_seed_parts(errors_of_means, means.seeds),
+    )
 
 
-def compare_shares(first: Sequence[object], second: Sequence[object]) -> Comparison:
-    """Compare the shares of two methods' trainings to which something happened, such as a collapse.
+def compare_shares(first: Sequence[bool], second: Sequence[bool]) -> Comparison:
+    """Compares two methods by the share of their trainings to which something happened, such as a collapse.
 
-    Boschloo's exact test (Statistica Neerlandica 24, 1970), which makes at most 5 % false claims with any number of
-    seeds and finds more than Fisher's: 3 of 3 against 0 of 3 has p 0.031. There is no interval; `share` gives each
-    method's.
+    The p-value is that of Boschloo's exact test (Statistica Neerlandica 24, 1970). Its rate of false claims is at most
+    5 % for any number of seeds, and it detects more differences than Fisher's exact test: 3 of 3 against 0 of 3 has p
+    0.031. There is no interval of the difference. `estimate.estimate_share` gives the interval of each method's share.
 
     Args:
-        first, second: for each training of a method a value that is true if it happened, such as the step.
+        first, second: whether it happened, for each training of the method, (trainings,).
+
+    Returns:
+        The comparison. With fewer than `MIN_SEEDS` trainings of a method, it has no p-value.
+
+    Raises:
+        ValueError: a method has no training.
     """
     first = np.asarray(first, dtype=bool)
     second = np.asarray(second, dtype=bool)
-    described = _describe(first.astype(np.float64), second.astype(np.float64))
-    if described.refused:
-        return described
+    shares = _compare_without_inference(first.astype(np.float64), second.astype(np.float64))
+    if shares.refused:
+        return shares
     happened = [int(first.sum()), int(second.sum())]
     did_not_happen = [int((~first).sum()), int((~second).sum())]
-    table = [happened, did_not_happen]
-    p_value = float(stats.boschloo_exact(table).pvalue) if described.difference else 1.0
-    return replace(described, p_value=p_value, over=SEEDS)
+    # Equal shares need no test.
+    p_value = 1.0
+    if shares.difference:
+        # scipy's test takes a table with a column for each method.
+        p_value = float(stats.boschloo_exact([happened, did_not_happen]).pvalue)
+    return replace(shares, p_value=p_value, over=SEEDS)
 
 
-def _describe(first: np.ndarray, second: np.ndarray) -> Comparison:
-    """Returns the means of two methods' trainings, without any inference."""
+def _compare_without_inference(first: np.ndarray, second: np.ndarray) -> Comparison:
+    """Compares the means of two methods' trainings, without an interval or a p-value.
+
+    Args:
+        first, second: a number for each training of the method, (trainings,).
+
+    Returns:
+        The comparison. Its `refused` says so if there are too few trainings for an interval.
+
+    Raises:
+        ValueError: a method has no number.
+    """
+    if not (len(first) and len(second)):
+        raise ValueError("a number of at least one training is needed of both methods")
     seed_counts = (len(first), len(second))
     return Comparison(
         first=float(first.mean()),
@@ -259,12 +314,12 @@ def describe_too_few_seeds(seed_counts: tuple[int, int]) -> str | None:
     )
 
 
-def _seeds_spread(parts: Sequence[float], seed_counts: tuple[int, int]) -> float:
-    """Returns the sum of the seeds' squared parts over their degrees of freedom.
+def _divide_seed_parts(parts: Sequence[float], seed_counts: tuple[int, int]) -> float:
+    """Returns the sum of the methods' squared parts of the error, each over its degrees of freedom.
 
-    The degrees of freedom are at most those of two methods with as few seeds as the one with fewer. Satterthwaite's
-    formula relies on the side with many seeds where that side varies more by chance. Without the limit of
-    2 (fewest seeds - 1), 3 and 10 seeds of one setting were told apart in 6.3 % of the cases, with it in 4.1 %.
+    The degrees of freedom are at most 2 (n - 1), where n is the smaller number of seeds. Satterthwaite's formula gives
+    most weight to the side with many seeds if that side happens to vary more. Without the limit, 3 and 10 seeds of the
+    same setting were told apart in 6.3 % of the cases, with it in 4.1 %.
 
     Args:
         parts: the squared standard error of each method's mean over seeds.
@@ -275,42 +330,49 @@ def _seeds_spread(parts: Sequence[float], seed_counts: tuple[int, int]) -> float
     return max(by_satterthwaite, by_fewest)
 
 
-def _explained(side: Benchmarks, clusters: Mapping[str, np.ndarray]) -> float:
-    """Returns what residuals of questions and samples explain of a method's variance of seed means, over seeds."""
-    seeds = len(next(iter(side.values())))
-    return sum(
-        float(squared_error(residuals(values), clusters.get(name)).sum()) / (seeds * (seeds - 1))
-        for name, values in side.items()
-    )
+def _compute_explained_error(values_of_method: Benchmarks, clusters: Mapping[str, np.ndarray]) -> float:
+    """Returns the part of a method's squared error over seeds that questions and samples explain.
+
+    It is the variance of the method's seed means that the residuals of questions and samples predict, divided by the
+    number of seeds.
+    """
+    seeds = len(next(iter(values_of_method.values())))
+    explained = 0.0
+    for name, values in values_of_method.items():
+        squared_errors = squared_error(residuals(values), clusters.get(name))
+        explained += float(squared_errors.sum()) / (seeds * (seeds - 1))
+    return explained
 
 
-def _student(described: Comparison, over: str, question: float, seed: float, spread: float) -> Comparison:
-    """Adds an interval and a p-value by Student's t.
+def _add_interval(
+    means: Comparison, *, over: str, question_part: float, seed_part: float, squares_over_freedom: float
+) -> Comparison:
+    """Returns a comparison with an interval and a p-value by Student's t.
 
     Args:
-        described: the means, without any inference.
-        over: what the interval is over, as `Comparison.over`.
-        question, seed: the parts of the difference's squared standard error.
-        spread: the sum of its squared parts over their degrees of freedom.
+        means: the comparison without an interval and a p-value.
+        over: what the interval is over, as in `Comparison.over`.
+        question_part, seed_part: the parts of the difference's squared standard error.
+        squares_over_freedom: the sum of the squared parts, each over its degrees of freedom.
     """
-    variance = question + seed
-    if variance <= (ROUNDING * max(abs(described.first), abs(described.second))) ** 2:
+    variance = question_part + seed_part
+    if variance <= (ROUNDING * max(abs(means.first), abs(means.second))) ** 2:
         variance = 0.0
-    if not variance and described.difference:
-        # For instance 4 questions, all wrong before and all right after, which is no certainty.
+    if not variance and means.difference:
+        # For instance, 4 questions may all be wrong before and all right after, which is no certainty.
         reason = "all seeds and questions differ by the same: nothing to take an error from"
-        return replace(described, refused="; ".join(filter(None, [described.refused, reason])))
-    half = 0.0
+        return replace(means, refused=_join_reasons(means.refused, reason))
+    half_width = 0.0
     p_value = 1.0
     if variance:
-        freedom = variance**2 / spread
-        half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance))
-        p_value = float(2 * stats.t.sf(abs(described.difference) / np.sqrt(variance), freedom))
+        freedom = variance**2 / squares_over_freedom
+        half_width = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance))
+        p_value = float(2 * stats.t.sf(abs(means.difference) / np.sqrt(variance), freedom))
     return replace(
-        described,
-        low=described.difference - half,
-        high=described.difference + half,
+        means,
+        low=means.difference - half_width,
+        high=means.difference + half_width,
         p_value=p_value,
         over=over,
-        error={"question": question, "seed": seed},
+        error={"question": question_part, "seed": seed_part},
     )

@@ -17,53 +17,79 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and the ends of its 95 % interval, None if it has none."""
+    """A mean or a share with its 95 % interval.
+
+    Args:
+        mean: the mean or the share.
+        low, high: the ends of the interval; both are None if there is no interval.
+    """
 
     mean: float
     low: float | None = None
     high: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f}" + (" (no interval)" if self.low is None else f" [{self.low:.3f}, {self.high:.3f}]")
+        if self.low is None:
+            return f"{self.mean:.3f} (no interval)"
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 def estimate(values: Sequence[float] | np.ndarray, clusters: np.ndarray | None = None) -> Estimate:
-    """Mean and Student's interval over independent values.
+    """Returns the mean of independent values with Student's 95 % interval.
 
-    The interval may leave the values' range; cutting it would hide how little few of them say.
-
-    There is none if there are too few values or clusters, or if all are equal, since nothing says then how far chance
-    goes.
+    The interval may go beyond the range of the values, because to cut it would hide how little a few values can say.
+    There is no interval if there are too few values or clusters, or if all values are equal, since such values do not
+    show how much chance changes them.
 
     Args:
-        values: ``[questions]``, or one for each problem or seed.
-        clusters: ``[questions]`` labels, if questions share a source: see `squared_error`.
+        values: a value for each question, problem or seed, (values,).
+        clusters: a label for each value, (values,), if some values share a source; see `squared_error`.
 
     Raises:
-        ValueError: there is no value, or one is not finite.
+        ValueError: there is no value, or a value is not finite.
     """
-    values = np.asarray(values, dtype=np.float64)
-    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
-        raise ValueError(f"finite values in one dimension are needed, at least one; got an array of {values.shape}")
+    values = _check_values(values)
     mean = float(values.mean())
     error = float(np.sqrt(squared_error(values, clusters)))
     if too_few_units(len(values), clusters) or error <= ROUNDING * abs(mean):
         return Estimate(mean)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, effective_units(len(values), clusters) - 1)) * error
-    return Estimate(mean=mean, low=mean - half, high=mean + half)
+    freedom = effective_units(len(values), clusters) - 1
+    half_width = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+    return Estimate(mean=mean, low=mean - half_width, high=mean + half_width)
+
+
+def _check_values(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Returns values as float64, (values,); raises ValueError if there is none or if one is not finite."""
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
+        raise ValueError(f"finite values in one dimension are needed, at least one; got an array of {values.shape}")
+    return values
 
 
 def estimate_over_seeds(values: Sequence[float]) -> Estimate:
-    """As `estimate`, over trainings: with fewer than `MIN_SEEDS` there is no interval."""
-    return estimate(values) if len(values) >= MIN_SEEDS else Estimate(float(np.mean(values)))
-
-
-def share(count: int, units: int) -> Estimate:
-    """Returns a share with its exact interval (Clopper and Pearson, Biometrika 26, 1934), also for shares of 0 and 1.
+    """Returns the mean over trainings as `estimate` does, but without an interval if they are fewer than `MIN_SEEDS`.
 
     Args:
-        count: the units to which something happened.
-        units: all of them, independent, at least 1.
+        values: a value for each training seed.
+
+    Raises:
+        ValueError: there is no value, or a value is not finite.
     """
-    interval = stats.binomtest(count, units).proportion_ci(CONFIDENCE, method="exact")
-    return Estimate(mean=count / units, low=float(interval.low), high=float(interval.high))
+    values = _check_values(values)
+    if len(values) < MIN_SEEDS:
+        return Estimate(float(values.mean()))
+    return estimate(values)
+
+
+def estimate_share(count: int, number_of_units: int) -> Estimate:
+    """Returns a share with its exact 95 % interval, which exists for shares of 0 and 1 too.
+
+    Source: Clopper and Pearson, The Use of Confidence or Fiducial Limits Illustrated in the Case of the Binomial
+    (Biometrika 26, 1934).
+
+    Args:
+        count: how many of the units something happened to.
+        number_of_units: how many units there are, at least 1. They must be independent.
+    """
+    interval = stats.binomtest(count, number_of_units).proportion_ci(CONFIDENCE, method="exact")
+    return Estimate(mean=count / number_of_units, low=float(interval.low), high=float(interval.high))

@@ -17,7 +17,7 @@ from verl_clipx.analysis.runs.sameness import is_left_out, significant_values
 from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import check_shape, hash_of_json, parse_json, read_bytes
 from verl_clipx.common.statistics.comparison import QUESTIONS, SEEDS
-from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, share
+from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, estimate_share
 from verl_clipx.papers.tables.against_preset import as_written, differences, filled_in
 from verl_clipx.papers.tables.definition import GAIN_OF, MEAN_OF, Column, Row, Source, Table
 from verl_clipx.papers.tables.measures import MissingNumber, Value, evaluation_folder, mean_of, read_value
@@ -315,7 +315,7 @@ def _over_seeds(values: dict[int, Value], table: Table, is_collapse: bool) -> tu
     means = [value.mean for value in values.values()]
     if is_collapse and len(means) >= MIN_SEEDS:
         collapsed = sum(map(bool, means))
-        return Value(**asdict(share(collapsed, len(means)))).scaled(table.accuracy_factor), SHARE
+        return Value(**asdict(estimate_share(collapsed, len(means)))).scaled(table.accuracy_factor), SHARE
     if len(means) > 1:
         number = Value(**asdict(estimate_over_seeds(means)))
         over = SEEDS
