@@ -16,7 +16,7 @@ from tests.analysis.runs.example_runs import write_log
 from verl_clipx.analysis.report.analysis import analyse
 from verl_clipx.analysis.report.draw import draw_plates
 from verl_clipx.analysis.report.drawing import MOST_STEPS, Panel, save, style, take_windows
-from verl_clipx.analysis.report.palette import COLOURS, GRPO, OTHERS, with_colours
+from verl_clipx.analysis.report.palette import COLOURS, GRPO, INK, OTHERS, with_colours
 from verl_clipx.analysis.report.reading import ReadRuns
 from verl_clipx.analysis.report.tokens import spread_tokens
 from verl_clipx.analysis.report.trace_figures import draw_spreads
@@ -138,6 +138,29 @@ def test_a_legend_of_many_metrics_stays_in_its_panel(tmp_path, monkeypatch):
         legend = panels[0].drawing.axes[0].get_legend()
     names = [text.get_text() for text in legend.get_texts()]
     assert (len(names), names[0], names[-1]) == (8, "bin 0", "bin 9")
+
+
+def test_a_metric_of_several_settings_has_no_settings_colour_in_the_legend(monkeypatch):
+    metric = of_decision("newly", "what no method has logged before", "nats", numbered="bin", chart="a new chart")
+    monkeypatch.setitem(METHODS, "new", SimpleNamespace(logs=(metric,)))
+    both = ("actor/clipx/newly/bin_0", "actor/clipx/newly/bin_1")
+    (first,) = setting_of(10, both)
+    (second,) = setting_of(10, both[:1])
+    settings = [Setting("M", first.runs), Setting("N", second.runs)]
+    (panels,) = panels_of(settings).values()
+    lines = {text.get_text(): line for text, line in legend_of(panels[0])}
+    assert lines["bin 0"].get_color() == INK
+    assert lines["bin 1"].get_color() == with_colours(settings)[0].colour
+    # Neither curve is drawn in another colour for it.
+    assert {line.get_color() for line in panels[0].drawing.axes[0].lines} == {
+        setting.colour for setting in with_colours(settings)
+    }
+
+
+def legend_of(panel):
+    """The texts of a panel's legend, each with its line."""
+    legend = panel.drawing.axes[0].get_legend()
+    return zip(legend.get_texts(), legend.get_lines(), strict=True)
 
 
 EVENTS_OF = {HIGH: (1.5, 1.0), LOW: (0.5, -1.0), ABOVE: (1.5, -1.0), BELOW: (0.5, 1.0)}

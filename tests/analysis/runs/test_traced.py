@@ -10,7 +10,7 @@ import pytest
 
 from tests.analysis.runs.example_runs import WHOLE, read_columns, write_run
 from verl_clipx.analysis.report.palette import with_colours
-from verl_clipx.analysis.report.token_view import MOST_RESPONSES, choose_sections, visible
+from verl_clipx.analysis.report.token_view import MOST_RESPONSES, choose_sections, make_visible
 from verl_clipx.analysis.report.tokens import choose_tokens, find_bins
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.settings import settings_of
@@ -68,7 +68,7 @@ def test_the_view_has_the_numbers_of_its_tokens_in_order(tmp_path):
     # The response with the most tokens that GRPO's rule clips stands by itself.
     samples = [rows for _, rows in first.groupby("sample")]
     first = pandas.concat(sorted(samples, key=lambda rows: -rows.under_grpo.isin(["low", "high"]).sum()))
-    assert texts[: len(first)] == [visible(text) for text in first.text]
+    assert texts[: len(first)] == [make_visible(text) for text in first.text]
     assert section.numbers["ratio"][: len(first)] == pytest.approx(first.ratio.tolist(), rel=1e-3)
     clipped = [
         sum(classes.split(" ")[0] in ("low", "high") for line in of_prompt for _, classes in line.tokens)
@@ -77,7 +77,7 @@ def test_the_view_has_the_numbers_of_its_tokens_in_order(tmp_path):
     assert clipped[0] == max(clipped) > 0
     many = pandas.concat([update.tokens.assign(prompt=f"p{number}") for number in range(10)], ignore_index=True)
     (section,) = choose_sections([replace(update, tokens=many)])
-    assert (sum(len(of_prompt) for _, of_prompt in section.groups), section.responses) == (64, 80)
+    assert (sum(len(of_prompt) for _, of_prompt in section.groups), section.number_of_responses) == (64, 80)
     (update,) = updates_of(tmp_path, "acpo", steps=2)
     own, grpo = (update.tokens[rule].isin(["low", "high"]).sum() for rule in ("event", "under_grpo"))
     assert choose_sections([update])[0].clipped == {"own rule": own, "GRPO": grpo} and own != grpo
@@ -96,7 +96,8 @@ def test_settings_show_the_same_prompts_those_that_any_rule_clips_first_then_tho
 
 
 def test_what_is_drawn_of_tokens():
-    assert [visible(text) for text in ("\n", " ", " a b", "", "a\tb")] == ["⏎", "␣", " a b", "∅", "a⇥b"]
+    texts = ("\n", " ", " a b", "", "a\tb", "\u00a0", "\u3000\n", "\f")
+    assert [make_visible(text) for text in texts] == ["⏎", "␣", " a b", "∅", "a⇥b", "␣", "␣⏎", "␣"]
     tokens = pandas.DataFrame({"old_log_prob": numpy.log([0.1, 0.2, 0.5, 0.99, 1.0])})
     assert list(find_bins(tokens)) == [0, 1, 2, 4, 4]
     # Clipped tokens before others.

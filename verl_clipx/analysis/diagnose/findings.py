@@ -20,7 +20,7 @@ from verl_clipx.common.statistics.comparison import (
     compare_shares,
     correct_family,
 )
-from verl_clipx.common.statistics.estimate import MIN_SEEDS, share
+from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_share
 from verl_clipx.common.statistics.verdict import format_signed, interval_of, judge
 
 
@@ -48,12 +48,12 @@ Sides = tuple[Comparison, dict[str, Any]]
 
 
 def clipped_share(setting: Setting) -> pandas.Series:
-    """Returns the share of tokens outside the bounds where PPO clips, by step; empty if no run logs it."""
+    """Returns the share of tokens outside the bounds where PPO clips, by step; empty if a run does not log it."""
     return setting.mean(keys.CLIPPED_LOW).add(setting.mean(keys.CLIPPED_HIGH)).dropna()
 
 
 def mass_shares(setting: Setting) -> pandas.DataFrame:
-    """Returns each region's share of the gradient mass, a row a step; without rows if no run logs it."""
+    """Returns each region's share of the gradient mass, a row a step; without rows if a run does not log it."""
     mass = pandas.DataFrame({region: setting.mean(key) for region, key in keys.MASS.items()}).dropna()
     total = mass.sum(axis=1)
     return mass[total > 0].div(total[total > 0], axis=0)
@@ -114,7 +114,7 @@ def collapses(settings: list[Setting], baseline: Setting | None = None) -> Findi
         return None
     sentences = [_say_collapsed(label, steps) for label, steps in steps_of_settings.items()]
     base, *others = steps_of_settings
-    shares = [compare_shares(steps_of_settings[base], steps_of_settings[label]) for label in others]
+    shares = [_compare_collapses(steps_of_settings[base], steps_of_settings[label]) for label in others]
     for label, comparison in zip(others, correct_family(shares), strict=True):
         if comparison.verdict:
             sentences.append(f"{label} against {base}: {comparison.p_text}")
@@ -154,10 +154,17 @@ def _collapses(setting: Setting) -> list[int | None]:
     return first_steps
 
 
+def _compare_collapses(base: list[int | None], other: list[int | None]) -> Comparison:
+    """Compares the shares of two settings' seeds that collapsed; the arguments are results of `_collapses`."""
+    base_collapsed = [step is not None for step in base]
+    other_collapsed = [step is not None for step in other]
+    return compare_shares(base_collapsed, other_collapsed)
+
+
 def _say_collapsed(label: str, steps: list[int | None]) -> str:
     """Says how many seeds of a setting collapsed and where, with an interval; `steps` are those of `_collapses`."""
     collapsed = [str(step) for step in steps if step]
-    estimate = share(len(collapsed), len(steps))
+    estimate = estimate_share(len(collapsed), len(steps))
     interval = f"exact 95\u202f% interval {percent(estimate.low)} to {percent(estimate.high)}"
     if not collapsed:
         return f"{label}: 0 of {len(steps)}, {interval}"

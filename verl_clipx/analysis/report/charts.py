@@ -34,9 +34,9 @@ class ChartLine:
     Args:
         name: its name in the legend.
         colour: the setting's colour.
-        line_style: the number of its line style, in which the metrics of a chart differ.
-        by_run: the metric's values, a row a step, a column a run.
-        errors: half the width of the 95 % interval over prompts, by step; empty where it isn't known.
+        line_style: the number of the line's style, from 0. The metrics of a chart differ in their styles.
+        by_run: the metric's values, with a row for each step and a column for each run.
+        errors: half the width of the 95 % interval over prompts, by step; empty if it is not known.
         held_out: the held-out rewards that are drawn on the line.
     """
 
@@ -55,7 +55,7 @@ class Chart:
     Args:
         name: the name of its files.
         title: what stands above it.
-        description: a text for those who can't see it.
+        description: a text for those who cannot see it.
         lines: what it shows, at least one line.
         from_zero: whether the axis begins at 0 or below.
         in_percent: whether the values are shares.
@@ -69,6 +69,7 @@ class Chart:
     in_percent: bool = False
 
 
+# Measures: a name for the chart's files, its title, and the key of the metric.
 OUTCOMES = (
     ("reward", "Reward", keys.REWARD),
     ("entropy", "Entropy, nats a token", keys.ENTROPY),
@@ -84,10 +85,10 @@ SAMPLES = (
 
 
 def collect_charts(settings: Sequence[DrawnSetting], measures: Sequence[tuple[str, str, str]]) -> list[Chart]:
-    """Returns a chart of each measure that some run logs.
+    """Returns a chart of each measure that all runs of some setting log.
 
     Args:
-        settings: those that are drawn.
+        settings: the settings that are drawn.
         measures: a name for the chart's files, its title, and the key of the metric.
     """
     charts = []
@@ -107,10 +108,10 @@ def collect_charts(settings: Sequence[DrawnSetting], measures: Sequence[tuple[st
 
 
 def collect_lines(settings: Sequence[DrawnSetting], names: dict[str, str]) -> list[ChartLine]:
-    """Returns a line for each setting and metric that is logged.
+    """Returns a line for each setting and each metric that all runs of the setting log.
 
     Args:
-        settings: those that are drawn.
+        settings: the settings that are drawn.
         names: from the key of each metric to its name in the legend. The name is "" where the chart has a single
             metric: the legend then names the settings.
     """
@@ -120,8 +121,8 @@ def collect_lines(settings: Sequence[DrawnSetting], names: dict[str, str]) -> li
             by_run = setting.table(key)
             if by_run.empty:
                 continue
-            # Only the reward of a single run needs its errors: where there are several runs, the band between them says
-            # how far the mean may be trusted.
+            # Only the reward of a single run needs its errors. Where there are several runs, the band between them
+            # shows how far the mean may be trusted.
             is_reward_of_one_run = key == keys.REWARD and len(setting.runs) == 1
             errors = NO_SERIES
             held_out: Sequence[HeldOutReward] = ()
@@ -149,7 +150,7 @@ class DeclaredCharts:
     """The charts of metrics that no other figure draws, and whose declarations name a chart.
 
     Args:
-        charts: one for each chart that is named.
+        charts: a chart for each name.
         meanings: a text for each of their metrics, with its name, meaning and unit.
     """
 
@@ -160,8 +161,8 @@ class DeclaredCharts:
 def collect_declared(settings: Sequence[DrawnSetting]) -> DeclaredCharts:
     """Returns the charts that the declarations of the logged metrics name.
 
-    A metric is declared with its meaning and its unit and, so that the page draws it, with the title of a chart. Those
-    with one title share a chart.
+    A metric is declared with its meaning and its unit. If the page is to draw it, it is also declared with the title of
+    a chart. Metrics with the same title share a chart.
     """
     logged_keys: set[str] = set()
     for setting in settings:
@@ -171,15 +172,15 @@ def collect_declared(settings: Sequence[DrawnSetting]) -> DeclaredCharts:
     meanings: list[str] = []
     for index, (title, metrics) in enumerate(_metrics_by_chart(logged_keys).items()):
         # A metric that is logged for each bin has several keys and one meaning.
-        of_chart = list(
+        meanings_of_chart = list(
             dict.fromkeys(f"{metric.name}: {metric.meaning} ({metric.unit})" for metric in metrics.values())
         )
-        meanings += of_chart
+        meanings += meanings_of_chart
         charts.append(
             Chart(
                 name=f"declared_{index}",
                 title=title,
-                description=f"{'; '.join(of_chart)}, over training steps.",
+                description=f"{'; '.join(meanings_of_chart)}, over training steps.",
                 lines=collect_lines(settings, _names_in_legend(list(metrics))),
                 from_zero=False,
             )
@@ -188,13 +189,13 @@ def collect_declared(settings: Sequence[DrawnSetting]) -> DeclaredCharts:
 
 
 def _metrics_by_chart(logged_keys: set[str]) -> dict[str, dict[str, Metric]]:
-    """Returns what the charts that no other figure draws show.
+    """Returns the metrics of the charts that metrics' declarations name, without metrics that another figure draws.
 
     Args:
         logged_keys: the keys of the metrics in the logs of all runs.
 
     Returns:
-        From the title of a chart to the keys that it draws, and from such a key to the declaration of its metric.
+        From the title of a chart to its metrics: from the key of a metric to its declaration.
     """
     charts: dict[str, dict[str, Metric]] = {}
     for _, metric in every_metric(METHODS):
@@ -208,11 +209,17 @@ def _metrics_by_chart(logged_keys: set[str]) -> dict[str, dict[str, Metric]]:
 
 
 def _names_in_legend(metric_keys: Sequence[str]) -> dict[str, str]:
-    """Returns what a legend calls each metric: its key without what all keys begin or end with; "" for the only one."""
+    """Returns the name of each metric in a legend.
+
+    The name is the metric's key without the beginning and the end that all keys share. A single metric has the name "".
+    """
     if len(metric_keys) == 1:
         return {metric_keys[0]: ""}
-    parts = remove_shared_parts([key.split("/") for key in metric_keys])
-    return {key: "/".join(part).replace("_", " ") for key, part in zip(metric_keys, parts, strict=True)}
+    parts_of_keys = remove_shared_parts([key.split("/") for key in metric_keys])
+    names: dict[str, str] = {}
+    for key, parts in zip(metric_keys, parts_of_keys, strict=True):
+        names[key] = "/".join(parts).replace("_", " ")
+    return names
 
 
 # --- Bounds ----------------------------------------------------------------------------------------------------------
@@ -235,7 +242,12 @@ class BoundsByStep:
 
 @dataclass(frozen=True)
 class BinBounds:
-    """The bounds of tokens with probabilities between two ends."""
+    """The bounds of the tokens whose probability lies between two ends.
+
+    Args:
+        probability_from, probability_to: the ends of the bin, in [0, 1].
+        bounds: the bounds on the ratio.
+    """
 
     probability_from: float
     probability_to: float
@@ -270,8 +282,8 @@ class SearchedBounds:
     Args:
         label, colour: of the setting.
         bounds: on the ratio.
-        share_before, share_after: the positive tokens' share of the loss before the search and after it; both empty
-            where the first isn't logged.
+        share_before, share_after: the positive tokens' share of the loss before the search and after it; empty if not
+            logged.
         target: the share that the search aims at.
     """
 
@@ -289,7 +301,7 @@ class SearchedBounds:
 
 
 def collect_bounds(settings: Sequence[DrawnSetting]) -> list[BinnedBounds | SearchedBounds]:
-    """Returns the bounds of each setting that logs bounds which move."""
+    """Returns the bounds of each setting that logs moving bounds."""
     bounds: list[BinnedBounds | SearchedBounds] = []
     for setting in settings:
         if setting.bins("epsilon"):
@@ -347,7 +359,11 @@ def _searched_bounds(setting: DrawnSetting) -> SearchedBounds:
 
 @dataclass(frozen=True)
 class FloorByStep:
-    """What rounding clips before anything has moved, by step, at the lower bound and at the upper."""
+    """The shares of tokens that rounding clips before anything has moved, by step.
+
+    Args:
+        low, high: the shares at the lower bound and at the upper.
+    """
 
     low: pandas.Series
     high: pandas.Series
@@ -360,78 +376,82 @@ class ClippedShares:
     Args:
         label: of the setting.
         low, high: the shares that are clipped at the lower bound and at the upper.
-        mean: the mean over the steps of both shares together.
-        most: the highest value of both shares together.
-        most_at: the step that has this value.
-        floor: the larger of its two measurements; None if not logged.
+        mean_of_both: the mean over the steps of the sum of both shares.
+        highest_of_both: the highest sum of both shares.
+        step_of_highest: the step with the highest sum.
+        floor: the larger of the setting's two measurements of what rounding clips; None if not logged.
     """
 
     label: str
     low: pandas.Series
     high: pandas.Series
-    mean: float
-    most: float
-    most_at: int
+    mean_of_both: float
+    highest_of_both: float
+    step_of_highest: int
     floor: FloorByStep | None
 
 
 def collect_clipped(numbers: Sequence[SettingNumbers]) -> list[ClippedShares]:
-    """Returns the clipped shares of the settings that log them."""
-    return [
-        ClippedShares(
-            label=setting.label,
-            low=setting.clipped_low,
-            high=setting.clipped_high,
-            mean=float(setting.clipped.mean()),
-            most=float(setting.clipped.max()),
-            most_at=int(setting.clipped.idxmax()),
-            floor=find_larger_floor(setting.setting),
+    """Returns the clipped shares of the settings all of whose runs log them."""
+    shares = []
+    for numbers_of_setting in numbers:
+        if numbers_of_setting.clipped.empty:
+            continue
+        shares.append(
+            ClippedShares(
+                label=numbers_of_setting.label,
+                low=numbers_of_setting.clipped_low,
+                high=numbers_of_setting.clipped_high,
+                mean_of_both=float(numbers_of_setting.clipped.mean()),
+                highest_of_both=float(numbers_of_setting.clipped.max()),
+                step_of_highest=int(numbers_of_setting.clipped.idxmax()),
+                floor=find_larger_floor(numbers_of_setting.setting),
+            )
         )
-        for setting in numbers
-        if len(setting.clipped)
-    ]
+    return shares
 
 
 def find_larger_floor(setting: DrawnSetting) -> FloorByStep | None:
     """Returns what rounding clips, by the larger of its two measurements; None if it is not logged.
 
-    The first one is made in each step. The second one is made once after each start: where it is the larger, its mean
-    stands at every step.
+    The first measurement is made in each step, the second once after each start. If the second is larger, its mean is
+    used for every step.
     """
     low = setting.mean(keys.FLOOR_LOW)
     high = setting.mean(keys.FLOOR_HIGH)
     if low.empty or high.empty:
         return None
-    recut_low = setting.mean(keys.RECUT_LOW)
-    recut_high = setting.mean(keys.RECUT_HIGH)
-    if len(recut_low) and recut_low.mean() + recut_high.mean() > low.mean() + high.mean():
+    second_low = setting.mean(keys.RECUT_LOW)
+    second_high = setting.mean(keys.RECUT_HIGH)
+    if len(second_low) and second_low.mean() + second_high.mean() > low.mean() + high.mean():
         return FloorByStep(
-            low=pandas.Series(recut_low.mean(), index=low.index),
-            high=pandas.Series(recut_high.mean(), index=high.index),
+            low=pandas.Series(second_low.mean(), index=low.index),
+            high=pandas.Series(second_high.mean(), index=high.index),
         )
     return FloorByStep(low=low, high=high)
 
 
 def chart_counts_of_verl(numbers: Sequence[SettingNumbers], first_file: int) -> list[Chart]:
-    """Returns a chart of verl's own count of clipped tokens for each setting that logs no other one.
+    """Returns a chart of verl's own count of clipped tokens for each setting that logs no other count.
 
-    verl counts in each step the share of the tokens that its loss clipped.
+    In each step, verl counts the share of the tokens that its loss clipped.
 
     Args:
-        numbers: those of all settings.
-        first_file: the number in the name of the first chart's file; the further charts count on from it.
+        numbers: the numbers of all settings.
+        first_file: the number in the name of the first chart's files. Each further chart has the next number.
     """
     charts: list[Chart] = []
-    for of_setting in numbers:
-        if len(of_setting.clipped) or of_setting.clipped_by_verl.empty:
+    for numbers_of_setting in numbers:
+        if len(numbers_of_setting.clipped) or numbers_of_setting.clipped_by_verl.empty:
             continue
+        label = numbers_of_setting.label
         charts.append(
             Chart(
                 name=f"fractions_{first_file + len(charts)}",
-                title=of_setting.label,
-                description=f"{keys.PG_CLIPPED} of {of_setting.label} over training steps.",
-                # The only metric of its chart has no name, so that the legend names the setting.
-                lines=collect_lines([of_setting.setting], {keys.PG_CLIPPED: ""}),
+                title=label,
+                description=f"{keys.PG_CLIPPED} of {label} over training steps.",
+                # The only metric of a chart has no name, so that the legend names the setting.
+                lines=collect_lines([numbers_of_setting.setting], {keys.PG_CLIPPED: ""}),
                 in_percent=True,
             )
         )
@@ -444,7 +464,7 @@ class MassShares:
 
     Args:
         label: of the setting.
-        shares: a row a step, with a column for each region; NaN at steps without any mass.
+        shares: a row for each step and a column for each region; NaN at steps without any mass.
         outside: the mean over the steps of the share outside the bounds, which is all but the region M.
         of_clipped: the highest share of any step in LN and HP, the regions in which PPO's clip leaves no gradient.
     """
@@ -456,15 +476,19 @@ class MassShares:
 
 
 def collect_mass(numbers: Sequence[SettingNumbers]) -> list[MassShares]:
-    """Returns the gradient mass of the settings that log it."""
-    return [
-        MassShares(
-            label=setting.label,
-            # Steps without any mass stay on the axis.
-            shares=setting.mass.reindex(setting.mass_steps),
-            outside=float((1 - setting.mass.M).mean()),
-            of_clipped=float((setting.mass.LN + setting.mass.HP).max()),
+    """Returns the gradient mass of the settings all of whose runs log it."""
+    shares = []
+    for numbers_of_setting in numbers:
+        mass = numbers_of_setting.mass
+        if mass.empty:
+            continue
+        shares.append(
+            MassShares(
+                label=numbers_of_setting.label,
+                # Steps without any mass stay on the axis.
+                shares=mass.reindex(numbers_of_setting.mass_steps),
+                outside=float((1 - mass.M).mean()),
+                of_clipped=float((mass.LN + mass.HP).max()),
+            )
         )
-        for setting in numbers
-        if len(setting.mass)
-    ]
+    return shares

@@ -1,5 +1,9 @@
-"""Figures of the runs' logs: up is above the upper bound, down is below the lower."""
+"""Figures of the runs' logs.
 
+Bars that point up show what lies above the upper bound, bars that point down what lies below the lower bound.
+"""
+
+import copy
 import textwrap
 from collections.abc import Sequence
 from math import ceil
@@ -7,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy
 import pandas
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -35,28 +40,32 @@ from verl_clipx.analysis.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, 
 from verl_clipx.analysis.runs.traced import GRPO_HIGH, GRPO_LOW
 from verl_clipx.common.sentences import percent
 
+# How many bins of a setting are drawn at most.
 MOST_BINS = 9
 BINS_A_ROW = 3
-# The heights of figures, and of a row of bins with the margins around all rows, in CSS pixels.
+# The heights of figures, in CSS pixels.
 CHART_HEIGHT = 236
 BARS_HEIGHT = 220
 SEARCH_HEIGHT = 220
 SEARCH_WITH_SHARES_HEIGHT = 330
+# The height of a row of bins, and that of the margins around all rows, in CSS pixels.
 BIN_ROW_HEIGHT = 132
 BIN_MARGINS = 46
 # A left margin in which the labels of shares have room, in CSS pixels.
 SHARE_MARGIN = 52
-# An axis of bars ends this many times as far from 0 as the longest bar, and has room for a bar that is at least this
-# part as long as the longest one on its other side. Where there are no bars, it is as if one were this long.
+# An axis of bars ends at this multiple of its longest bar.
 BEYOND_LONGEST = 1.08
+# On the side with the shorter bars, the axis has room for at least this share of the longest bar.
 LEAST_ROOM = 0.15
+# The length that is assumed for the longest bar where all are shorter.
 SHORTEST_BAR = 1e-4
 # The styles of the metrics of a panel, in turn.
 LINE_STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 DASHED = (0, (3, 2))
-# In a figure as narrow as a column, more diamonds would overlap.
+# How many held-out rewards are drawn at most: in a figure as narrow as a column, more diamonds would overlap.
 MOST_DIAMONDS = 24
-# A legend of more lines, or of longer ones, would stand on the labels of the axes.
+# How many names a legend has at most, and how many characters a line of it. A larger legend would cover the labels of
+# the axes.
 MOST_NAMES = 8
 NAME_CHARACTERS = 32
 
@@ -90,7 +99,11 @@ def _draw_chart(chart: Chart) -> Figure:
 
 
 def _draw_line(axes: Axes, line: ChartLine) -> None:
-    """Draws the mean over the runs, a band from the lowest run to the highest, and the errors that are known."""
+    """Draws the mean over the runs, a band from the lowest run to the highest, and the errors.
+
+    The curve of a long log stands at the middle steps of windows. An error is then drawn only where a step with an
+    error is such a middle.
+    """
     by_run = take_windows(line.by_run)
     if by_run.shape[1] > 1:
         axes.fill_between(by_run.index, by_run.min(axis=1), by_run.max(axis=1), color=line.colour, alpha=0.15, lw=0)
@@ -104,7 +117,7 @@ def _draw_line(axes: Axes, line: ChartLine) -> None:
 
 
 def _draw_diamonds(axes: Axes, line: ChartLine) -> None:
-    """Draws the held-out rewards of a run. Of many only some are drawn, evenly spaced, among them the last one."""
+    """Draws the held-out rewards of a run, at most MOST_DIAMONDS, evenly spaced, with the last one among them."""
     every = max(1, ceil(len(line.held_out) / MOST_DIAMONDS))
     for point in line.held_out[::-every]:
         if point.reward.low is not None:
@@ -113,9 +126,20 @@ def _draw_diamonds(axes: Axes, line: ChartLine) -> None:
 
 
 def _name_lines(axes: Axes) -> None:
-    """Adds a legend if there are several names: long ones are wrapped, and of many lines only some are named."""
+    """Adds a legend if the lines have different names.
+
+    Lines of the same name, which are those of one metric in several settings, share an entry. The entry has the style
+    of its lines and, if they differ in colour, no setting's colour. Long names are wrapped. Of more than MOST_NAMES
+    names, only some are listed.
+    """
     handles, labels = axes.get_legend_handles_labels()
-    handle_of_name = dict(zip(labels, handles, strict=True))
+    handle_of_name: dict[str, Artist] = {}
+    for name, handle in zip(labels, handles, strict=True):
+        first_handle = handle_of_name.setdefault(name, handle)
+        if handle.get_color() != first_handle.get_color():
+            without_colour = copy.copy(first_handle)
+            without_colour.set_color(INK)
+            handle_of_name[name] = without_colour
     if len(handle_of_name) < 2:
         return
     names = choose_evenly(list(handle_of_name), MOST_NAMES)
@@ -129,7 +153,7 @@ def _name_lines(axes: Axes) -> None:
 
 
 def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
-    """Returns at most so many items, evenly spaced, among them the first and the last."""
+    """Returns at most `most` of the items, evenly spaced, with the first and the last among them."""
     if len(items) <= most:
         return list(items)
     places = numpy.linspace(0, len(items) - 1, most).astype(int)
@@ -141,19 +165,22 @@ def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
 
 def draw_bounds(settings: Sequence[BinnedBounds | SearchedBounds]) -> list[Panel]:
     """Draws the bounds that each setting used, over steps."""
-    return [
-        Panel(
-            name=f"bounds_{index}",
-            title=setting.label,
-            description=f"Bounds of {setting.label} over steps, against 0.8 to 1.2.",
-            drawing=_draw_bins(setting) if isinstance(setting, BinnedBounds) else _draw_search(setting),
+    panels = []
+    for index, setting in enumerate(settings):
+        drawing = _draw_bins(setting) if isinstance(setting, BinnedBounds) else _draw_search(setting)
+        panels.append(
+            Panel(
+                name=f"bounds_{index}",
+                title=setting.label,
+                description=f"Bounds of {setting.label} over steps, against 0.8 to 1.2.",
+                drawing=drawing,
+            )
         )
-        for index, setting in enumerate(settings)
-    ]
+    return panels
 
 
 def _draw_bins(setting: BinnedBounds) -> Figure:
-    """Draws the bounds of each probability bin on axes of their own; of many bins some, evenly spaced."""
+    """Draws the bounds of each probability bin on axes of their own; at most MOST_BINS bins, evenly spaced."""
     shown = choose_evenly(setting.bins, MOST_BINS)
     rows = ceil(len(shown) / BINS_A_ROW)
     drawing, all_axes = figure(
@@ -164,7 +191,7 @@ def _draw_bins(setting: BinnedBounds) -> Figure:
         _draw_band(axes, bounds_of_bin.bounds, setting.colour)
         title = f"{bounds_of_bin.probability_from:.2g}–{bounds_of_bin.probability_to:.2g}"
         if bounds_of_bin.probability_from == 0:
-            # The first title says of what the others are ranges too.
+            # The first title says that all of them are ranges of p.
             title = f"p  {title}"
         axes.set_title(title, pad=4)
         axes.set_ylim(0, max(2.0, BEYOND_LONGEST * setting.highest))
@@ -178,7 +205,7 @@ def _draw_bins(setting: BinnedBounds) -> Figure:
 
 
 def _draw_search(setting: SearchedBounds) -> Figure:
-    """Draws the bounds and, below them, the share that the search aims at, if it is logged."""
+    """Draws the bounds and, below them, the positive tokens' share at which the search aims, if it is logged."""
     has_shares = len(setting.share_before) > 0
     if has_shares:
         drawing, all_axes = figure(SEARCH_WITH_SHARES_HEIGHT, rows=2, sharex=True)
@@ -198,7 +225,7 @@ def _draw_search(setting: SearchedBounds) -> Figure:
 
 
 def _draw_band(axes: Axes, bounds: BoundsByStep, colour: str) -> None:
-    """Draws the band between two bounds, the bounds of a step's last update, dashed, and GRPO's bounds."""
+    """Draws the band between two bounds, dashed lines for the bounds of each step's last update, and GRPO's bounds."""
     low, high = bounds.low.align(bounds.high, join="inner")
     low_line = curve(axes, low, colour)
     high_line = curve(axes, high, colour)
@@ -217,8 +244,8 @@ class Layer(NamedTuple):
 
     Args:
         start, end: where each bar begins and ends, by step; a bar that ends below 0 points down.
-        colour: the colour of their faces.
-        hatch: the hatch of their faces; None for filled bars.
+        colour: the colour of the bars' faces.
+        hatch: the hatch of the bars' faces; None for filled bars.
     """
 
     start: pandas.Series
@@ -232,7 +259,7 @@ class Bars(NamedTuple):
 
     Args:
         label: the setting's label.
-        description: a text for those who can't see the figure.
+        description: a text for those who cannot see the figure.
         title: what stands above the bars, within the figure.
         layers: the bars, the later ones on top.
         floor: what rounding clips, drawn as a grey band over the bars; None for no band.
@@ -256,8 +283,9 @@ def _bars_of_clipped(shares: ClippedShares) -> Bars:
     if shares.floor is not None:
         description += " A grey band spans what rounding clips before anything has moved."
     title = "none"
-    if shares.most > 0:
-        title = f"{percent(shares.mean)} of all tokens; most {percent(shares.most)}, step {shares.most_at}"
+    if shares.highest_of_both > 0:
+        highest = percent(shares.highest_of_both)
+        title = f"{percent(shares.mean_of_both)} of all tokens; most {highest}, step {shares.step_of_highest}"
     return Bars(
         label=shares.label,
         description=description,
@@ -276,11 +304,11 @@ def draw_mass(settings: Sequence[MassShares]) -> list[Panel]:
 
 
 def _bars_of_mass(mass: MassShares) -> Bars:
-    """Returns the bars of a setting's gradient mass: up above the upper bound, down below the lower one.
+    """Returns the bars of a setting's gradient mass outside its bounds.
 
-    The regions are named by the sign of the advantage and by the side. High above the upper bound, HN has A < 0 and HP
-    has A > 0. Low below the lower one, LP has A > 0 and LN has A < 0. PPO's clip keeps the mass of HN and LP, in bars
-    that are hatched. It takes that of HP and LN, in filled bars, which stand on the others.
+    The bars of regions above the upper bound point up: HN has A < 0, and HP has A > 0. The bars of regions below the
+    lower bound point down: LP has A > 0, and LN has A < 0. PPO's clip keeps the mass of HN and LP, whose bars are
+    hatched. It takes the mass of HP and LN, whose bars are filled and stand on the hatched ones.
     """
     shares = mass.shares
     return Bars(
@@ -305,7 +333,7 @@ def _draw_bar_panels(name: str, bars_of_settings: Sequence[Bars]) -> list[Panel]
     """Draws a figure of bars for each setting.
 
     Args:
-        name: what the names of their files begin with.
+        name: the beginning of the names of their files.
         bars_of_settings: what each figure shows.
     """
     limits = _find_limits(bars_of_settings)
@@ -321,7 +349,7 @@ def _draw_bar_panels(name: str, bars_of_settings: Sequence[Bars]) -> list[Panel]
 
 
 def _find_limits(bars_of_settings: Sequence[Bars]) -> tuple[float, float]:
-    """Returns the ends of the axis of shares, below 0 and above, which all figures have in common."""
+    """Returns the lower and the upper end of the axis of shares, which all figures have in common."""
     ends: list[pandas.Series] = []
     for bars in bars_of_settings:
         for layer in bars.layers:
@@ -340,10 +368,10 @@ def _draw_bars(bars: Bars, limits: tuple[float, float]) -> Figure:
     for layer in bars.layers:
         _draw_layer(axes, layer)
     if bars.floor is not None:
-        # The band spans what rounding clips at either bound; what is clipped at the lower one points down.
+        # The band spans what rounding clips at both bounds. What it clips at the lower bound points down.
         low = take_windows(-bars.floor.low)
         high = take_windows(bars.floor.high)
-        # It is drawn over the bars, so that it shows how much of each is within it.
+        # It is drawn over the bars, so that it shows how much of each bar is within it.
         axes.fill_between(low.index, low, high, step="mid", color=HAIR, alpha=0.55, lw=0)
     axes.set_ylim(*limits)
     axes.axhline(0, color=HAIR, lw=0.7)
@@ -357,8 +385,9 @@ def _draw_bars(bars: Bars, limits: tuple[float, float]) -> Figure:
 def _draw_layer(axes: Axes, layer: Layer) -> None:
     """Draws a layer of bars.
 
-    A log of up to MOST_MARKS steps has a bar for each. A longer one has one area, whose outline steps. Above MOST_STEPS
-    steps the area shows the median of each window of steps, and over it a line spans the window's middle 80 %.
+    A log of up to MOST_MARKS steps has a bar for each step. A longer log has one area with a stepped outline. For more
+    than MOST_STEPS steps, the area shows the median of each window of steps, and a line over it spans the middle 80 %
+    of the window.
     """
     start = take_windows(layer.start).dropna()
     end = take_windows(layer.end).dropna()
@@ -381,9 +410,9 @@ def _draw_layer(axes: Axes, layer: Layer) -> None:
 
 
 def _percent_of_tick(share: float, _: int) -> str:
-    """Returns a tick's share in per cent, without its sign: bars that point down are shares too.
+    """Returns a tick's share in per cent, without its sign, because bars that point down show shares, too.
 
-    The second argument is the tick's place, which matplotlib passes.
+    The second argument is the place of the tick, which matplotlib passes.
     """
     if share == 0:
         return "0"
@@ -391,11 +420,11 @@ def _percent_of_tick(share: float, _: int) -> str:
 
 
 def step_axis(axes: Axes, *, ticks: int = 4) -> None:
-    """Puts whole training steps on the horizontal axis, and names it unless it has too little room.
+    """Puts whole training steps on the horizontal axis, and names the axis if it has room for a name.
 
     Args:
         axes: the axes.
-        ticks: about how many ticks it gets. An axis of one or two is too short for a name.
+        ticks: about how many ticks the axis gets. An axis with one or two is too short for a name.
     """
     axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True))
     if ticks > 2:

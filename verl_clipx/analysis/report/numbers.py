@@ -15,7 +15,9 @@ from verl_clipx.analysis.runs.traced import TracedUpdate
 
 @dataclass(frozen=True)
 class SettingNumbers:
-    """What is known of a setting; each series is by step, the mean over the setting's runs, and empty if not logged.
+    """What is known of a setting.
+
+    Each series is by step and has the mean over the setting's runs. It is empty if one of the runs did not log it.
 
     Args:
         setting: its label, colour and runs.
@@ -47,7 +49,10 @@ class SettingNumbers:
 
     @property
     def has_gradient_outside(self) -> bool:
-        """Whether tokens that PPO would clip have a gradient, as soft clipping and pulls leave them one."""
+        """Whether tokens that PPO would clip are known to have a gradient, as soft clipping and pulls leave them one.
+
+        It is False, too, if the gradient's mass was not logged.
+        """
         return len(self.mass) > 0 and bool(self.mass[["LN", "HP"]].to_numpy().max() > 0)
 
 

@@ -1,4 +1,4 @@
-"""What the page says first: the gravest finding, or else what was clipped, or else what is compared."""
+"""The title of the page: the gravest finding or, without one, what was clipped or what is compared."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from verl_clipx.common.sentences import percent
 def choose_gravest(alarms: Sequence[Alarm], *, clipping_is_known: bool) -> Alarm | None:
     """Returns the alarm that a reader must know first.
 
-    It is the first alarm, unless that is a trend and the reward collapsed: the collapse is the gravest trend. Where all
-    alarms are remarks, the page begins with what was clipped, if that is known.
+    It is the first alarm, unless that is a trend and the reward collapsed: the collapse is the gravest trend. If all
+    alarms are remarks and it is known what was clipped, the page begins with what was clipped.
 
     Args:
-        alarms: each of a rule that a run meets, in the order of `diagnoses`.
+        alarms: an alarm for each rule that a run meets, in the order of `diagnoses`.
         clipping_is_known: whether each log says how many tokens were clipped at which bound.
 
     Returns:
@@ -37,79 +37,87 @@ def choose_gravest(alarms: Sequence[Alarm], *, clipping_is_known: bool) -> Alarm
 
 
 class Clipping(Enum):
-    """What is known of a setting's clipping, and so how a sentence says it."""
+    """What is known of a setting's clipping. The clauses of the title differ by it."""
 
-    BY_VERL = "the share of tokens that verl counts as clipped"
-    OUTSIDE = "the share of tokens outside the bounds, some of which have a gradient there"
-    CLIPPED = "the share of tokens outside the bounds, where none has a gradient"
+    COUNTED_BY_VERL = "the share of tokens that verl counts as clipped"
+    OUTSIDE_WITH_GRADIENT = "the share of tokens outside the bounds, some of which have a gradient there"
+    # Where the gradient's mass was not logged, such tokens are taken to have no gradient.
+    OUTSIDE_WITHOUT_GRADIENT = "the share of tokens outside the bounds, none of which is known to have a gradient"
 
 
 def say_what_was_clipped(numbers: Sequence[SettingNumbers]) -> str:
-    """Says in a line what each setting's clip did to how many tokens; empty if the log of one does not say."""
+    """Says in one line which share of the tokens each setting clipped.
+
+    The line is empty if it is not known of each setting which share it clipped.
+    """
     clauses: dict[Clipping, list[str]] = {}
-    for of_setting in numbers:
-        clipping = _known_clipping(of_setting)
+    for numbers_of_setting in numbers:
+        clipping = _classify_clipping(numbers_of_setting)
         if clipping is None:
             return ""
-        clauses_alike = clauses.setdefault(clipping, [])
-        clauses_alike.append(_write_clause(of_setting, clipping, is_first=not clauses_alike))
-    # Clauses of one kind stand together, so that the later ones can be short.
+        clauses_of_kind = clauses.setdefault(clipping, [])
+        clauses_of_kind.append(_write_clause(numbers_of_setting, clipping, is_first=not clauses_of_kind))
+    # Clauses of one kind follow each other, so that the later ones can be short.
     return "; ".join(itertools.chain(*clauses.values()))
 
 
-def _known_clipping(numbers: SettingNumbers) -> Clipping | None:
+def _classify_clipping(numbers_of_setting: SettingNumbers) -> Clipping | None:
     """Returns what is known of a setting's clipping; None if nothing is."""
-    if len(numbers.clipped):
-        return Clipping.OUTSIDE if numbers.has_gradient_outside else Clipping.CLIPPED
-    if len(numbers.clipped_by_verl):
-        return Clipping.BY_VERL
+    if len(numbers_of_setting.clipped):
+        if numbers_of_setting.has_gradient_outside:
+            return Clipping.OUTSIDE_WITH_GRADIENT
+        return Clipping.OUTSIDE_WITHOUT_GRADIENT
+    if len(numbers_of_setting.clipped_by_verl):
+        return Clipping.COUNTED_BY_VERL
     return None
 
 
-def _write_clause(numbers: SettingNumbers, clipping: Clipping, *, is_first: bool) -> str:
+def _write_clause(numbers_of_setting: SettingNumbers, clipping: Clipping, *, is_first: bool) -> str:
     """Says which share of the tokens a setting clipped.
 
     Args:
-        numbers: the setting's.
+        numbers_of_setting: the setting's numbers.
         clipping: what is known of its clipping.
-        is_first: whether no other setting with the same knowledge is named before. The clauses after it leave out what
-            it says, but for OUTSIDE, whose clauses are all in full.
+        is_first: whether this is the first clause of its kind. Later clauses of the kind are shorter, except those of
+            OUTSIDE_WITH_GRADIENT.
     """
-    if clipping is Clipping.BY_VERL:
-        share = percent(numbers.clipped_by_verl.mean())
+    label = numbers_of_setting.label
+    if clipping is Clipping.COUNTED_BY_VERL:
+        share = percent(numbers_of_setting.clipped_by_verl.mean())
         if is_first:
-            return f"verl counted {share} of the tokens of {numbers.label} as clipped"
-        return f"{share} of {numbers.label}"
-    share = percent(numbers.clipped.mean())
-    if clipping is Clipping.OUTSIDE:
-        return f"{numbers.label} has {share} outside its bounds, with a gradient"
-    if numbers.clipped.max() == 0:
+            return f"verl counted {share} of the tokens of {label} as clipped"
+        return f"{share} of {label}"
+    share = percent(numbers_of_setting.clipped.mean())
+    if clipping is Clipping.OUTSIDE_WITH_GRADIENT:
+        return f"{label} has {share} outside its bounds, with a gradient"
+    if numbers_of_setting.clipped.max() == 0:
         share = "none"
     if is_first:
-        return f"{numbers.label} clipped {share} of the tokens{_describe_most(numbers)}"
-    return f"{numbers.label} {share}"
+        return f"{label} clipped {share} of the tokens{_describe_most(numbers_of_setting)}"
+    return f"{label} {share}"
 
 
-def _describe_most(numbers: SettingNumbers) -> str:
-    """Says what most of a setting's clipped tokens are like, by those in its traced update.
+def _describe_most(numbers_of_setting: SettingNumbers) -> str:
+    """Says what most of a setting's clipped tokens have in common, by those in its traced update.
 
-    Improbable ones had a probability below a half. Tokens in bad answers have an advantage below 0; they are named only
-    where each answer has a single advantage, and where more is clipped at the lower bound than at the upper.
+    A token is improbable if its old probability is below a half. It is in a bad answer if its advantage is below 0. Bad
+    answers are mentioned only if all tokens of an answer have the same advantage, and if more tokens are clipped at the
+    lower bound than at the upper.
 
     Returns:
-        The end of a clause, which begins with a comma; empty if nothing is traced, if fewer than FEW of the traced
-        tokens are clipped, or if most of them have neither in common.
+        The end of a clause, which begins with a comma. It is empty if nothing is traced, if fewer than FEW of the
+        traced tokens are clipped, or if neither is true of most of them.
     """
-    if numbers.update is None:
+    if numbers_of_setting.update is None:
         return ""
-    tokens = numbers.update.tokens
+    tokens = numbers_of_setting.update.tokens
     clipped = tokens[is_clipped(tokens)]
     if len(clipped) < FEW:
         return ""
     is_improbable = old_probabilities(clipped) < 0.5
     advantages_of_answers = tokens.groupby(["prompt", "sample"]).advantage.nunique()
     answers_have_one_advantage = advantages_of_answers.max() == 1
-    mostly_low = numbers.clipped_low.mean() > numbers.clipped_high.mean()
+    mostly_low = numbers_of_setting.clipped_low.mean() > numbers_of_setting.clipped_high.mean()
     is_in_bad_answer = (clipped.advantage < 0) & (answers_have_one_advantage and mostly_low)
     if (is_in_bad_answer & is_improbable).mean() > 0.5:
         return ", mostly improbable ones in bad answers"
@@ -121,7 +129,7 @@ def _describe_most(numbers: SettingNumbers) -> str:
 
 
 def join_labels(labels: Sequence[str]) -> str:
-    """Says what is compared: "A", "A against B" or "A, B and C"."""
+    """Returns the labels in one text: "A", "A against B" or "A, B and C"."""
     if len(labels) < 3:
         return " against ".join(labels)
     return f"{', '.join(labels[:-1])} and {labels[-1]}"

@@ -1,5 +1,6 @@
 """The tokens that a report shows one by one, as data for its page."""
 
+import re
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
@@ -8,19 +9,26 @@ import pandas
 
 from verl_clipx.analysis.runs.traced import EVENTS, HIGH, KEPT, LOW, OUT, TracedUpdate, has_bounds_on_ratio
 
-# The page shows this many responses in all, and of each this many tokens.
+# The page shows at most this many responses in all.
 MOST_RESPONSES = 64
+# The page shows at most this many tokens of a response.
 MOST_TOKENS = 512
 OWN_RULE = "own rule"
 GRPO_RULE = "GRPO"
-# From each rule that the page can show a token under to the column with what happens to the token under that rule.
+# From each rule to the column that says what happens to a token under that rule.
 EVENT_COLUMNS = {OWN_RULE: "event", GRPO_RULE: "under_grpo"}
 # The columns that name a response.
 RESPONSE = ["prompt", "sample"]
-# The numbers of a token that the page shows, and how many significant digits it keeps of them.
+# The numbers of a token that the page shows.
 SHOWN_NUMBERS = ("ratio", "advantage", "old_log_prob", "log_prob", "low", "high", "weight")
+# How many significant digits the page keeps of a number.
 DIGITS = 4
-_VISIBLE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
+# The signs in place of line ends and tabs.
+SIGNS = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
+# The sign in place of any other white space.
+BLANK_SIGN = "␣"
+# What is shown of a token without text.
+EMPTY_SIGN = "∅"
 
 
 class ShownResponse(NamedTuple):
@@ -46,41 +54,47 @@ class Section(NamedTuple):
         name: the name of the run that traced them.
         colour: the setting's colour.
         step, update: the training step, and the number of the update in it, from 0.
-        total: how many tokens the update has, shown or not.
+        number_of_tokens: how many tokens the update has, shown or not.
         groups: the text of each shown prompt, or its hash where the text is unknown, with its shown responses, in the
             order of the page.
-        responses: how many responses the update has, shown or not.
+        number_of_responses: how many responses the update has, shown or not.
         clipped: from each rule to how many of the update's tokens it clips.
         taken_out: how many of the update's tokens were taken out before any clip.
-        numbers: what the page's script reads, from a field to its values for the shown tokens, in the page's order.
+        numbers: what the page's script reads: from a field to its values for the shown tokens, in the page's order.
     """
 
     name: str
     colour: str
     step: int
     update: int
-    total: int
+    number_of_tokens: int
     groups: list[tuple[str, list[ShownResponse]]]
-    responses: int
+    number_of_responses: int
     clipped: dict[str, int]
     taken_out: int
     numbers: dict[str, list]
 
 
-def visible(text: str) -> str:
-    """Returns a token's text with a sign for each line end and tab, and for blanks where it has nothing else."""
-    with_signs = text.translate(_VISIBLE)
-    if text.strip():
-        return with_signs
-    return with_signs.replace(" ", "␣") or "∅"
+def make_visible(text: str) -> str:
+    """Returns a token's text with a sign in place of each line end and tab.
+
+    In a text of nothing but white space, any other white space gets `BLANK_SIGN`. An empty text becomes `EMPTY_SIGN`.
+    """
+    if not text:
+        return EMPTY_SIGN
+    with_signs = text.translate(SIGNS)
+    if text.isspace():
+        return re.sub(r"\s", BLANK_SIGN, with_signs)
+    return with_signs
 
 
 def choose_sections(updates: Sequence[TracedUpdate]) -> list[Section]:
-    """Chooses the tokens that the page shows: the same number of responses for each setting, MOST_RESPONSES in all.
+    """Chooses the tokens that the page shows.
 
-    The settings show the same prompts as far as they have them. First come the prompts in which GRPO's rule clips most
-    tokens, by the setting in which it clips fewest; then those in which either rule clips most tokens, over all
-    settings; then those with most tokens that have an advantage.
+    Each setting shows the same number of responses, MOST_RESPONSES in all. The settings show the same prompts as far as
+    they have them. Prompts are ordered by how many tokens GRPO's rule clips in the setting where it clips fewest. Ties
+    are broken by how many tokens either rule clips in all settings, then by how many tokens have an advantage other
+    than 0.
 
     Args:
         updates: the traced update of each setting.
@@ -104,11 +118,11 @@ def _count_by_response(tokens: pandas.DataFrame) -> pandas.DataFrame:
     """Counts the tokens of each response.
 
     Args:
-        tokens: those of an update.
+        tokens: the tokens of an update.
 
     Returns:
         A row for each prompt and sample: how many tokens GRPO's rule clips (`grpo`), how many either rule clips
-        (`any`), and how many have an advantage (`learning`).
+        (`any`), and how many have an advantage other than 0 (`learning`).
     """
     clipped = tokens[[*EVENT_COLUMNS.values()]].isin([LOW, HIGH])
     marks = pandas.DataFrame(
@@ -128,8 +142,8 @@ def _make_section(
 
     Args:
         update: the setting's traced update.
-        counts: those of the update, from `_count_by_response`.
-        place_of_prompt: from each prompt to its place in the order in which they are shown.
+        counts: the counts of the update's tokens, from `_count_by_response`.
+        place_of_prompt: from each prompt to its place in the order in which prompts are shown.
         most: how many responses are shown at most.
     """
     ordered = update.tokens.sort_values([*RESPONSE, "position"], kind="stable")
@@ -143,7 +157,7 @@ def _make_section(
         shown_tokens += [response.iloc[:MOST_TOKENS] for response in responses]
     all_shown = pandas.concat(shown_tokens)
     if has_bounds_on_ratio(update.tokens):
-        # A ratio is never negative: a bound below 0 is no bound.
+        # A ratio is never negative, so a bound below 0 has the same effect as 0.
         all_shown["low"] = all_shown.low.clip(lower=0)
     clipped: dict[str, int] = {}
     for rule, column in EVENT_COLUMNS.items():
@@ -153,9 +167,9 @@ def _make_section(
         colour=update.setting.colour,
         step=update.step,
         update=update.update,
-        total=len(update.tokens),
+        number_of_tokens=len(update.tokens),
         groups=groups,
-        responses=len(counts),
+        number_of_responses=len(counts),
         clipped=clipped,
         taken_out=int((update.tokens.event == OUT).sum()),
         numbers=_list_numbers(all_shown),
@@ -165,8 +179,8 @@ def _make_section(
 def _choose_responses(counts: pandas.DataFrame, place_of_prompt: Mapping[str, int], most: int) -> pandas.DataFrame:
     """Returns the rows of the responses that are shown, in the order of the page.
 
-    The prompts come in their order. Of one prompt the responses in which GRPO's rule clips most come first: the page
-    shows the first response by itself, under GRPO's rule. Arguments are those of `_make_section`.
+    The prompts come in their order. Within a prompt, the responses in which GRPO's rule clips most tokens come first,
+    because the page shows the first response by itself, under GRPO's rule. The arguments are those of `_make_section`.
     """
     rows = counts.reset_index()
     rows["place"] = rows.prompt.map(place_of_prompt)
@@ -177,21 +191,21 @@ def _choose_responses(counts: pandas.DataFrame, place_of_prompt: Mapping[str, in
 def _show_response(response: pandas.DataFrame) -> ShownResponse:
     """Returns a response as the page shows it, cut after MOST_TOKENS tokens; `response` has a row for each token."""
     shown = response.iloc[:MOST_TOKENS]
-    first = response.iloc[0]
+    first_token = response.iloc[0]
     tokens: list[tuple[str, str]] = []
     for text, own_event, grpo_event in zip(shown.text, shown.event, shown.under_grpo, strict=True):
-        tokens.append((visible(text), _classes(own_event, grpo_event)))
+        tokens.append((make_visible(text), _name_classes(own_event, grpo_event)))
     return ShownResponse(
-        score=None if pandas.isna(first.score) else float(first.score),
-        advantage=float(first.advantage),
+        score=None if pandas.isna(first_token.score) else float(first_token.score),
+        advantage=float(first_token.advantage),
         tokens=tokens,
         left_out=len(response) - len(shown),
     )
 
 
-def _classes(own_event: str, grpo_event: str) -> str:
-    """Returns the HTML classes of a token: its event under each rule; none where both keep it within the bounds."""
-    if own_event == grpo_event == KEPT:
+def _name_classes(own_event: str, grpo_event: str) -> str:
+    """Returns the HTML classes of a token: its event under each rule; "" if it is within the bounds under both."""
+    if own_event == KEPT and grpo_event == KEPT:
         return ""
     return f"{own_event} g-{grpo_event}"
 
@@ -200,15 +214,15 @@ def _list_numbers(tokens: pandas.DataFrame) -> dict[str, list[Any]]:
     """Returns what the page's script reads of the tokens: numbers, regions, and events by their place in EVENTS."""
     values_of_field: dict[str, list[Any]] = {}
     for name in SHOWN_NUMBERS:
-        values_of_field[name] = [_rounded(value) for value in tokens[name]]
+        values_of_field[name] = [_round_number(value) for value in tokens[name]]
     values_of_field["region"] = list(tokens.region)
     for column in EVENT_COLUMNS.values():
         values_of_field[column] = [EVENTS.index(event) for event in tokens[column]]
     return values_of_field
 
 
-def _rounded(value: float) -> float | None:
-    """Returns a number with DIGITS significant digits; None if it is not finite."""
+def _round_number(value: float) -> float | None:
+    """Returns a number rounded to DIGITS significant digits; None if it is not finite."""
     if not isfinite(value):
         return None
     return float(f"{float(value):.{DIGITS}g}")
