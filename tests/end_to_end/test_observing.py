@@ -33,7 +33,7 @@ METRICS, TRACES = "the metrics of the loss", "the traces"
 PLANTED = {
     **dict.fromkeys(["policy_loss.sum_other_metrics", "loss_function.exact_metrics", "observe.observed_sums"], METRICS),
     **dict.fromkeys(
-        [f"training_worker.{name}" for name in ("exclude_rejected_tokens", "merged_passes", "ages")], METRICS
+        [f"training_worker.{name}" for name in ("exclude_rejected_tokens", "merge_metrics_of_passes", "ages")], METRICS
     ),
     "compiled.token_loss": METRICS,
     "update_fingerprints.hash_field": "the fingerprints of updates",
@@ -56,7 +56,7 @@ def train(worker, rows, rank, world, order=range(SIZE), micro_batch=1):
 def fail_in(name, whole, calls, here, *given, **named):
     """Stands for a function that raises on one rank, and within an update if each micro-batch calls it."""
     calls.append(name)
-    if here and (len(calls) > 1 or name in ("merged_passes", "ages", "hash_field")):
+    if here and (len(calls) > 1 or name in ("merge_metrics_of_passes", "ages", "hash_field")):
         raise ZeroDivisionError("planted")
     return whole(*given, **named)
 

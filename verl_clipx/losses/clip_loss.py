@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.losses.applying.loss import apply, per_token_loss, statistics_of, tokens_in
+from verl_clipx.losses.applying.loss import apply, make_shaped_tokens, per_token_loss, statistics_of
 from verl_clipx.losses.base.parameters import NODE, reject_unknown
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.losses.base.tokens import Inputs
@@ -97,7 +97,7 @@ class ClipLoss:
             first: the sum of what this returned without it, for `clip_cov` and `kl_cov`, which count twice.
         """
         method = self.settings.method
-        t = tokens_in(method, self.settings.shaping, self.inputs(*tokens, **optional))
+        t = make_shaped_tokens(method, self.settings.shaping, self.inputs(*tokens, **optional))
         own = method.statistics(t) if first is None else statistics_of(method, t, None, first[1:])
         return torch.cat([t.mask.sum(dtype=torch.float64)[None], own])
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.applying.loss import apply, token_loss
-from verl_clipx.losses.applying.metrics import TOKENS, token_metrics, with_ratios_of_sums
+from verl_clipx.losses.applying.metrics import TOKENS, replace_sums_with_metrics, token_metrics
 from verl_clipx.losses.applying.token_trace import token_trace
 from verl_clipx.losses.base.method import find_declarations
 from verl_clipx.losses.base.tokens import Inputs
@@ -129,7 +129,7 @@ def _update(method, batch: dict[str, Tensor], update: int, generator: torch.Gene
     applied = apply(method, None, inputs)
     metrics = token_metrics(token_loss(method, None, inputs, applied.decision).sums)
     count = float(metrics.pop(TOKENS))
-    means = with_ratios_of_sums({name: [float(value) / count] for name, value in metrics.items()})
+    means = replace_sums_with_metrics({name: [float(value) / count] for name, value in metrics.items()})
     logged = {name if name.startswith("actor/") else f"actor/{name}": value for name, (value,) in means.items()}
     for _, members in find_declarations(method, method.metrics(applied.statistics, applied.decision)):
         logged |= {f"{OWN}{name}": float(value) for name, value in members.items()}

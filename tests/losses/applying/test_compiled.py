@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
-from verl_clipx.losses.applying.compiled import TokenFunctions, in_parts, token_functions
+from verl_clipx.losses.applying.compiled import TokenFunctions, pad_to_parts, token_functions
 from verl_clipx.losses.applying.loss import token_statistics
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.contract.contract import compiled_it_is_the_same
@@ -106,7 +106,7 @@ def test_one_graph_each_whatever_the_inputs_look_like(name, recorded, caplog):
 def test_sequences_padded_to_whole_parts_have_the_same_statistics(name):
     method = METHODS[name]()
     inputs = micro_batch(method, 4, 1030)
-    padded = in_parts(inputs)
+    padded = pad_to_parts(inputs)
     assert padded.mask.shape == (4, 2048)
     expected = token_statistics(method, None, inputs)
     assert_close(token_statistics(method, None, padded), expected, rtol=1e-12, atol=0)
@@ -216,4 +216,6 @@ def test_a_compiler_that_fails_costs_one_warning(when, monkeypatch, caplog):
     assert all(map(torch.equal, found, both(TokenFunctions(method, None, compiled=False), inputs)))
     (warning,) = warnings_of(caplog)
     assert "acpo" in warning and "no C++ compiler found" in warning
+    # An error of the compiled function, such as a lack of memory, is not the compiler's.
+    assert "the compiler, or what it compiled, failed" in warning
     assert not functions.compiled

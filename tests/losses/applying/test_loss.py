@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from verl_clipx.losses.applying.loss import per_token_loss
+from verl_clipx.losses.applying.loss import per_token_loss, summed_loss
 
 
 def test_value_and_gradient_are_independent_of_each_other():
@@ -28,6 +28,32 @@ def test_the_gradient_has_log_probs_dtype_its_largest_number_beyond_it_and_nan_s
     assert log_prob.grad.dtype == dtype and log_prob.grad[0, 2].isnan()
     largest = 65504.0 if dtype == torch.float16 else torch.tensor(1e6, dtype=dtype).item()
     assert log_prob.grad[0, :2].tolist() == [-largest, -0.375]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest"),
+    [
+        (torch.float16, 65504.0),
+        (torch.bfloat16, torch.finfo(torch.bfloat16).max),
+        # As wide as the product, which is not clamped.
+        (torch.float32, math.inf),
+    ],
+)
+def test_the_overflow_of_a_product_is_finite_in_half_precision(dtype, largest):
+    log_prob = torch.zeros(1, 3, dtype=dtype, requires_grad=True)
+    weighted = torch.tensor([[1e30, -1e30, math.nan]])
+    loss = per_token_loss(log_prob, torch.zeros(1, 3), weighted)
+    # What a gradient scaler multiplies by takes the product beyond float32.
+    loss.backward(torch.full((1, 3), 1e30))
+    assert log_prob.grad[0, :2].tolist() == [-largest, largest] and log_prob.grad[0, 2].isnan()
+
+
+def test_a_factor_that_is_infinite_gives_no_gradient_and_the_value_nan():
+    log_prob = torch.zeros(1, 2, requires_grad=True)
+    loss = summed_loss(log_prob, torch.zeros(1, 2), torch.ones(1, 2), torch.tensor(math.inf))
+    assert loss.isnan()
+    loss.backward()
+    assert log_prob.grad.tolist() == [[0.0, 0.0]]
 
 
 def test_second_derivative_is_refused_rather_than_wrong():

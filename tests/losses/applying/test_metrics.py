@@ -13,12 +13,12 @@ from tests.losses.methods.at import tokens_at
 from verl_clipx.cli import app
 from verl_clipx.losses.applying.metric_listing import LISTS, rows_of
 from verl_clipx.losses.applying.metrics import (
-    merged_passes,
+    add_metrics_over_updates,
+    merge_metrics_of_passes,
+    rename_ages,
+    replace_sums_with_metrics,
     token_metrics,
     token_sums,
-    with_age,
-    with_ratios_of_sums,
-    with_updates,
 )
 from verl_clipx.losses.base.shared_metrics import REGIONS
 from verl_clipx.losses.methods import Bounds
@@ -61,10 +61,10 @@ def test_metrics_by_hand():
 def test_the_effective_sample_size_by_hand():
     # Ratios 3, 1, 0, 0: 16 / (4 * 10).
     given = {"clipx_sum/ratio": [1.0, 0.0], "clipx_sum/squared_ratio": [2.5, 0.0], "actor/ppo_kl": [1.0]}
-    found = with_ratios_of_sums(given)
+    found = replace_sums_with_metrics(given)
     assert found == {"clipx/effective_sample_size": [pytest.approx(0.4), 0.0], "actor/ppo_kl": [1.0]}
     # Another loss has no such sums.
-    assert with_ratios_of_sums({"actor/ppo_kl": [1.0]}) == {"actor/ppo_kl": [1.0]}
+    assert replace_sums_with_metrics({"actor/ppo_kl": [1.0]}) == {"actor/ppo_kl": [1.0]}
 
 
 @pytest.mark.parametrize("by", ["mask", "counted"])
@@ -92,8 +92,8 @@ ACPO = {
 
 
 def added(metrics, method):
-    """What `with_updates` adds."""
-    found = with_updates(metrics, method)
+    """What `add_metrics_over_updates` adds."""
+    found = add_metrics_over_updates(metrics, method)
     assert {key: found[key] for key in metrics} == metrics
     return {key: values[0] for key, values in found.items() if key not in metrics}
 
@@ -124,18 +124,22 @@ def test_what_is_said_of_all_updates(method, metrics, expected):
 
 
 def test_passes_are_kept_apart_and_together():
-    merged = merged_passes({"low": {"grad_norm": [1.0], "clipx/ratio_mean": [2.0]}, "high": {"grad_norm": [3.0]}})
+    low = {"grad_norm": [1.0], "clipx/ratio_mean": [2.0], "perf/mfu": [0.4]}
+    high = {"grad_norm": [3.0]}
+    merged = merge_metrics_of_passes({"low": low, "high": high})
     assert merged["grad_norm"] == [1.0, 3.0]
+    # A metric of the rollout batch as a whole belongs to no pass.
+    assert merged["perf/mfu"] == [0.4] and "clipx/low/perf/mfu" not in merged
     assert merged["clipx/low/grad_norm"] == [1.0] and merged["clipx/high/grad_norm"] == [3.0]
     assert merged["clipx/low/ratio_mean"] == [2.0]
     assert not [key for key in merged if "max" in key or "min" in key]
-    assert merged_passes({None: {"loss": [1.0]}}) == {"loss": [1.0]}
+    assert merge_metrics_of_passes({None: {"loss": [1.0]}}) == {"loss": [1.0]}
 
 
 def test_the_mean_age_is_shown_once_a_sample_was_older():
     metrics = {"clipx_sum/staleness/versions": [7 / 6], "loss": [1.0]}
-    assert with_age(metrics, shown=True) == {"clipx/staleness/versions": [7 / 6], "loss": [1.0]}
-    assert with_age(metrics, shown=False) == with_age({"loss": [1.0]}, shown=True) == {"loss": [1.0]}
+    assert rename_ages(metrics, shown=True) == {"clipx/staleness/versions": [7 / 6], "loss": [1.0]}
+    assert rename_ages(metrics, shown=False) == rename_ages({"loss": [1.0]}, shown=True) == {"loss": [1.0]}
 
 
 @pytest.mark.parametrize("which", LISTS)

@@ -324,7 +324,7 @@ def test_without_a_compiler_the_compiled_loss_is_skipped(monkeypatch):
     def missing(function):
         raise RuntimeError("no working compiler")
 
-    monkeypatch.setattr("verl_clipx.losses.applying.compiled.compile_alone", missing)
+    monkeypatch.setattr("verl_clipx.losses.applying.compiled.compile_copy", missing)
     token_functions.cache_clear()
     *kept, last = check_method(find_method(example_losses.soft)())
     assert {found.outcome for found in kept} == {"kept"} and len(kept) == len(CHECKS)

@@ -25,7 +25,11 @@ from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.cli import app
 from verl_clipx.losses.applying.metric_listing import LISTS, markdown_table
-from verl_clipx.losses.applying.metrics import merged_passes, with_ratios_of_sums, with_updates
+from verl_clipx.losses.applying.metrics import (
+    add_metrics_over_updates,
+    merge_metrics_of_passes,
+    replace_sums_with_metrics,
+)
 from verl_clipx.losses.methods import BUILT_IN, METHODS
 from verl_clipx.run.schedule import Schedule
 from verl_clipx.training.worker.loss_function import with_micro_batch
@@ -70,7 +74,7 @@ def logged(actor, group, split=WHOLE, seed=0, overrides=(), verls="vanilla", at_
     step = OptimizerStep(at_ratio_one=at_ratio_one)
     function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, Schedule(), lambda: step)
     found = aggregated(function, batch, split)
-    return {name: values[0] for name, values in with_ratios_of_sums({k: [v] for k, v in found.items()}).items()}
+    return {name: values[0] for name, values in replace_sums_with_metrics({k: [v] for k, v in found.items()}).items()}
 
 
 def documented(text):
@@ -128,8 +132,8 @@ def logged_by_runs(actor):
     for group in ["grpo", *(name for name in BUILT_IN if METHODS[name]().statistics_size), "observe"]:
         names = logged(actor, group)
         two_updates = {name: [value, value] for name, value in names.items()}
-        found |= {*names, *(with_updates(two_updates, METHODS[group]()) if group != "observe" else ())}
-    found |= {*merged_passes({"low": {"clipx/ratio_mean": [1.0]}, "high": {"clipx/ratio_mean": [1.0]}})}
+        found |= {*names, *(add_metrics_over_updates(two_updates, METHODS[group]()) if group != "observe" else ())}
+    found |= {*merge_metrics_of_passes({"low": {"clipx/ratio_mean": [1.0]}, "high": {"clipx/ratio_mean": [1.0]}})}
     return {name.removeprefix("actor/") for name in found}
 
 
@@ -217,7 +221,7 @@ def test_a_class_may_call_its_metrics_as_it_likes(actor, tmp_path, monkeypatch):
     assert parts["clipx/number"] == pytest.approx(sum(of_ranks) / len(of_ranks))
     # What a mean over updates would hide.
     two_updates = {"clipx/sum/spread": [whole["clipx/sum/spread"], 9.0], "clipx/number": [1.0, 2.0]}
-    found = with_updates(two_updates, METHODS["tests_names"]())
+    found = add_metrics_over_updates(two_updates, METHODS["tests_names"]())
     assert found == two_updates | {"clipx/sum/spread_last": [9.0]}
 
 

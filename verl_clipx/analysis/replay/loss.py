@@ -7,7 +7,7 @@ from torch import Tensor
 
 from verl_clipx.analysis.replay.tokens import TokenBatch, TracedTokens, inputs_at
 from verl_clipx.losses.applying.loss import apply, token_statistics
-from verl_clipx.losses.applying.metrics import TOKENS, token_metrics, token_sums, with_ratios_of_sums
+from verl_clipx.losses.applying.metrics import TOKENS, replace_sums_with_metrics, token_metrics, token_sums
 from verl_clipx.losses.applying.token_trace import TokenTrace, token_trace
 from verl_clipx.losses.base.method import find_declarations
 from verl_clipx.losses.base.tokens import OPTIONAL, Inputs
@@ -272,4 +272,4 @@ def _metrics_of_sums(settings: Settings, sums: Tensor) -> dict[str, float]:
     count = max(float(totals.pop(TOKENS)), 1.0)
     # Each metric has a list with a value for each update, and this is one update.
     values_by_key = {key: [float(total) / count] for key, total in totals.items()}
-    return {key: values[0] for key, values in with_ratios_of_sums(values_by_key).items()}
+    return {key: values[0] for key, values in replace_sums_with_metrics(values_by_key).items()}

@@ -18,8 +18,9 @@ class Applied(NamedTuple):
 
     Args:
         tokens: the tokens, with shaped advantages.
-        statistics: the tokens' own, (statistics_size,), float64; None if the decision was given.
-        decision: what the bounds follow from, float64.
+        statistics: the statistics of these tokens, float64, as `statistics_of` returns them; None if the decision was
+            given.
+        decision: the vector from which the bounds follow, float64.
         bounds: the clip bounds on `Method.bounded`.
         weight: the gradient weight F; values outside the mask have no meaning.
         value: what is logged as the loss, 0 outside the mask.
@@ -37,16 +38,19 @@ class Applied(NamedTuple):
 
 
 def apply(method: Method, shaping: Shaping | None, inputs: Inputs, decision: Tensor | None = None) -> Applied:
-    """Applies a method to the tokens of a micro-batch: the one place where a loss is computed from its formulas.
+    """Apply a method to the tokens of a micro-batch. This is the one place where a loss is computed from its formulas.
 
     Args:
-        decision: what the method decided; None: it decides from the statistics of these tokens.
+        method: the method.
+        shaping: what changes the advantages first; None: nothing.
+        inputs: the micro-batch.
+        decision: what the method decided; None: the method decides from the statistics of these tokens.
 
     Returns:
-        In float32 or, for float64 inputs, in float64. If an input inside the mask is not finite, the token's value and
-        gradient are NaN, whatever the method does with the input. verl then skips the step.
+        The results in float32 or, for float64 inputs, in float64. If an input of a token inside the mask is not finite,
+        the token's value and gradient are NaN, whatever the method does with the input. verl then skips the step.
     """
-    t = tokens_in(method, shaping, inputs)
+    t = make_shaped_tokens(method, shaping, inputs)
     statistics = None
     if decision is None:
         statistics = statistics_of(method, t, inputs.counted)
@@ -55,20 +59,26 @@ def apply(method: Method, shaping: Shaping | None, inputs: Inputs, decision: Ten
     weight = method.gradient_weight(t, bounds)
     value = where(t.mask, method.loss_value(t, bounds, weight), 0.0)
     weighted = where(t.mask, method.gradient(t, bounds, weight), 0.0)
-    has_finite_inputs = finite(t)
+    has_finite_inputs = find_finite_tokens(t)
     value = where(has_finite_inputs, value, math.nan)
     weighted = where(has_finite_inputs, weighted, math.nan)
     return Applied(
-        tokens=t, statistics=statistics, decision=decision, bounds=bounds, weight=weight, value=value, weighted=weighted
+        tokens=t,
+        statistics=statistics,
+        decision=decision,
+        bounds=bounds,
+        weight=weight,
+        value=value,
+        weighted=weighted,
     )
 
 
 class TokenLoss(NamedTuple):
-    """The loss of each token before aggregation, as plain numbers.
+    """The loss of each token before aggregation, as numbers without a gradient.
 
     Args:
         value, weighted: as for `Applied`.
-        sums: from `metrics.token_sums`.
+        sums: the sums of the metrics, from `metrics.token_sums`.
     """
 
     value: Tensor
@@ -76,8 +86,11 @@ class TokenLoss(NamedTuple):
     sums: Tensor
 
 
-def tokens_in(method: Method, shaping: Shaping | None, inputs: Inputs) -> Tokens:
-    """The tokens of a micro-batch, with shaped advantages."""
+def make_shaped_tokens(method: Method, shaping: Shaping | None, inputs: Inputs) -> Tokens:
+    """Return the tokens of a micro-batch as `tokens_of` makes them, with the advantages that `shaping` computes.
+
+    Without shaping (None), the advantages stay as they are.
+    """
     t = tokens_of(inputs, method.log_ratio_clamp)
     if shaping is None:
         return t
@@ -85,11 +98,17 @@ def tokens_in(method: Method, shaping: Shaping | None, inputs: Inputs) -> Tokens
 
 
 def statistics_of(method: Method, t: Tokens, counted: Tensor | None, first: Tensor | None = None) -> Tensor:
-    """The additive statistics of the tokens that count, those of both stages, float64.
+    """Return the additive statistics of the tokens that count: those of the first stage, then those of the second.
 
     Args:
-        counted: the tokens that count; None: all in the mask do.
-        first: the sum of the first stage over all tokens, which the second is about; None: that of these tokens.
+        method: the method that the statistics are for.
+        t: the tokens of a micro-batch.
+        counted: the tokens that count, bool, (sequences, length); None: all tokens in the mask count.
+        first: the statistics of the first stage, summed over all tokens of the update, from which those of the second
+            stage are computed; None: the first-stage statistics of these tokens.
+
+    Returns:
+        (statistics_size + second_statistics_size,), float64.
     """
     if counted is not None:
         t = t._replace(mask=t.mask & counted)
@@ -102,68 +121,85 @@ def statistics_of(method: Method, t: Tokens, counted: Tensor | None, first: Tens
 
 
 def token_statistics(method: Method, shaping: Shaping | None, inputs: Inputs, first: Tensor | None = None) -> Tensor:
-    """The additive statistics behind a method's bounds, as `statistics_of`."""
-    return statistics_of(method, tokens_in(method, shaping, inputs), inputs.counted, first)
+    """Return the additive statistics of a micro-batch from which a method's bounds follow, as `statistics_of` does."""
+    t = make_shaped_tokens(method, shaping, inputs)
+    return statistics_of(method, t, inputs.counted, first)
 
 
 def token_loss(method: Method, shaping: Shaping | None, inputs: Inputs, decision: Tensor) -> TokenLoss:
-    """A method's loss per token, as `apply` computes it, with the sums of its metrics (`metrics.token_sums`)."""
+    """Return a method's loss per token, as `apply` computes it, with the sums of its metrics."""
     t, _, _, bounds, weight, value, weighted = apply(method, shaping, inputs, decision)
-    # The sums do not need it, and it would be a part of the loss's largest memory.
+    # The sums do not need the weight, and while they are computed it would add to the loss's peak memory.
     del weight
     sums = token_sums(t, method.bounded(t), bounds, weighted, method.dual_clip, inputs.counted)
     return TokenLoss(value=value, weighted=weighted, sums=sums)
 
 
-def finite(t: Tokens) -> Tensor:
-    """Returns the tokens that have only finite inputs: bool, (sequences, length)."""
+def find_finite_tokens(t: Tokens) -> Tensor:
+    """Return which tokens have only finite inputs: bool, (sequences, length)."""
+    # A sum is not finite if any of its terms is not.
     total = t.log_prob - t.old_log_prob + t.advantages
     for name in OPTIONAL:
-        asked_for = getattr(t, name)
-        if asked_for is not None and asked_for.is_floating_point():
-            total = total + asked_for
+        optional_values = getattr(t, name)
+        if optional_values is not None and optional_values.is_floating_point():
+            total = total + optional_values
     # A comparison, because a compiler takes arithmetic such as total * 0 for the constant 0, even if total is NaN.
     return total.abs() < math.inf
 
 
-class _Prescribed(torch.autograd.Function):
-    """A loss whose value is given, and whose gradient with respect to log_prob is -weighted times a weight."""
+class _PrescribedLoss(torch.autograd.Function):
+    """A loss with a given value, whose gradient with respect to log_prob is -weighted, or -weighted times a factor."""
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, log_prob: Tensor, loss: Tensor, weighted: Tensor, weight: Tensor | float | None
+        ctx: FunctionCtx, log_prob: Tensor, loss: Tensor, weighted: Tensor, factor: Tensor | float | None
     ) -> Tensor:
         """Return the given loss.
 
         Args:
             ctx: keeps for `backward` what determines the gradient.
             log_prob: the only input with a gradient, (sequences, length).
-            loss: the loss's value, per token or 0-d.
+            loss: the loss's value: (sequences, length), or 0-d for a sum over tokens.
             weighted: F * A, (sequences, length).
-            weight: the factor of each token in a 0-d loss; None: the loss is per token.
+            factor: in a 0-d loss, the factor of every token (a number or 0-d) or of each sequence's tokens, (sequences,
+                1). None: the loss is per token.
         """
         ctx.save_for_backward(weighted)
         ctx.log_prob_dtype = log_prob.dtype
-        ctx.weight = weight
-        # verl subtracts the entropy's term from a scalar in place, which is forbidden in a view.
-        return loss.view_as(loss) if loss.ndim else loss.clone()
+        ctx.factor = factor
+        # An autograd function must not return an input itself, so the loss is returned as a view or as a copy.
+        if loss.ndim > 0:
+            return loss.view_as(loss)
+        # A copy, because verl subtracts the entropy's term from a scalar in place, which is forbidden in this view.
+        return loss.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
         """Return the gradient with respect to log_prob, and none for the other inputs of `forward`."""
         (weighted,) = ctx.saved_tensors
-        weight = ctx.weight
-        if isinstance(weight, Tensor):
-            # A mean over no tokens has an infinite weight. As in verl, its gradient is 0 and its value NaN.
-            weight = weight.nan_to_num(nan=math.nan, posinf=0.0)
-        scale = grad_output if weight is None else weight * grad_output
-        return minus_product(weighted, scale, ctx.log_prob_dtype), None, None, None
+        factor = ctx.factor
+        if isinstance(factor, Tensor):
+            # A mean over no tokens has an infinite factor. As in verl, its gradient is 0 and its value NaN.
+            factor = factor.nan_to_num(nan=math.nan, posinf=0.0)
+        scale = grad_output if factor is None else factor * grad_output
+        return compute_gradient(weighted, scale, ctx.log_prob_dtype), None, None, None
 
 
-def minus_product(weighted: Tensor, grad_output: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns -weighted * grad_output in a dtype; finite numbers that the dtype cannot hold become its largest one."""
-    gradient = weighted * -grad_output
+def compute_gradient(weighted: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the gradient with respect to log_prob, -weighted * scale, in the dtype of log_prob.
+
+    A finite input has to give a finite gradient in float16 and bfloat16 too. So a number beyond the range of a dtype
+    narrower than the product's becomes the dtype's largest number of the same sign. An infinite product does too, since
+    it may be the overflow of finite factors. NaN stays NaN, which marks the tokens because of which verl has to skip
+    the step (see `apply`). A dtype as wide as the product's is not clamped.
+
+    Args:
+        weighted: F * A, (sequences, length), in the compute dtype.
+        scale: the derivative of what is minimised with respect to the loss of each token; broadcasts to `weighted`.
+        dtype: the dtype of log_prob.
+    """
+    gradient = weighted * -scale
     largest = torch.finfo(dtype).max
     if largest < torch.finfo(gradient.dtype).max:
         gradient.clamp_(-largest, largest)
@@ -171,38 +207,41 @@ def minus_product(weighted: Tensor, grad_output: Tensor, dtype: torch.dtype) -> 
 
 
 def per_token_loss(log_prob: Tensor, value: Tensor, weighted: Tensor) -> Tensor:
-    """A per-token loss with a prescribed value and a prescribed gradient.
+    """Return a per-token loss with a prescribed value and a prescribed gradient.
 
-    Nothing is differentiated through exp, clamp or where, so a branch that was not selected cannot spoil the
-    gradient, and only one tensor is kept for the backward pass. A finite gradient that log_prob's dtype cannot hold
-    becomes its largest finite number: in float16 that is 65504.
+    Nothing is differentiated through exp, clamp or where, so a branch that was not selected cannot spoil the gradient,
+    and only one tensor is kept for the backward pass.
 
     Args:
         log_prob: log-probabilities under the current policy, (sequences, length); the only input with a gradient.
         value: the loss's value per token, (sequences, length), in the compute dtype.
-        weighted: F * A, the gradient of the objective J per token, like `value`.
+        weighted: F * A, the gradient of the objective J per token, with the shape and dtype of `value`.
 
     Returns:
         `value`, (sequences, length), whose gradient with respect to `log_prob` is exactly -F * A times the incoming
-        gradient. Differentiable once.
+        gradient. Differentiable once. A gradient beyond the range of float16 or bfloat16 becomes the largest number of
+        that dtype: 65504 in float16.
 
     Source: DGPO, Eq. 1 (every method is a gradient weight on A times the gradient of log_prob).
     """
-    return _Prescribed.apply(log_prob, value, weighted, None)
+    return _PrescribedLoss.apply(log_prob, value, weighted, None)
 
 
-def summed_loss(log_prob: Tensor, value: Tensor, weighted: Tensor, weight: Tensor | float) -> Tensor:
-    """The weighted sum of `per_token_loss`, computed in one pass forward and one backward.
+def summed_loss(log_prob: Tensor, value: Tensor, weighted: Tensor, factor: Tensor | float) -> Tensor:
+    """Return the sum of `per_token_loss` times a factor, computed in one pass forward and one backward.
 
     Args:
-        log_prob, value, weighted: as for `per_token_loss`.
-        weight: one weight for all tokens, a number or 0-d; or one for the tokens of each sequence, (sequences, 1).
+        log_prob, value, weighted: as for `per_token_loss`; value and weighted must be 0 outside the mask, because the
+            sum runs over all positions.
+        factor: what the aggregation multiplies each token's loss by, without a gradient: either one factor for all
+            tokens (a number or a 0-d tensor), or one per sequence, (sequences, 1). An infinite factor, which a mean
+            over no tokens has, gives the value NaN and the gradient 0.
 
     Returns:
-        0-d.
+        The loss, 0-d.
     """
-    if isinstance(weight, Tensor) and weight.ndim > 0:
-        total = (value.sum(-1, keepdim=True) * weight).sum()
+    if isinstance(factor, Tensor) and factor.ndim > 0:
+        total = (value.sum(-1, keepdim=True) * factor).sum()
     else:
-        total = value.sum() * weight
-    return _Prescribed.apply(log_prob, total, weighted, weight)
+        total = value.sum() * factor
+    return _PrescribedLoss.apply(log_prob, total, weighted, factor)

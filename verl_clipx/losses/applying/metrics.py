@@ -1,7 +1,7 @@
 """The metrics of a policy loss: sums over tokens, their single transfer to the host, and the metrics made of them.
 
-Last come those of a whole rollout batch: what a mean over its updates would hide, and the mean age of its samples. It
-is made of a sum over tokens, so it is exact over micro-batches and ranks.
+The last functions make the metrics of a whole rollout batch: what a mean over its updates would hide, and the mean age
+of its samples. The mean age is made of a sum over tokens, so it is exact over micro-batches and ranks.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,24 +15,28 @@ from verl_clipx.losses.base.metric import Metric, Over
 from verl_clipx.losses.base.shared_metrics import FLOORS, OF_TOKENS, VERSIONS, VERSIONS_FIRST
 from verl_clipx.losses.base.tokens import Tokens, number_in, parts
 
+# The name of the sum, and the key of the metric, that is the number of tokens.
 TOKENS = "tokens"
 
-# A token's region as a number: the sign of A, times 1 below the bounds, 2 between them, 3 above. 0, if A is 0, is in M.
+# From DGPO's regions to the numbers that stand for them: the sign of A, times 1 below the bounds, 2 between them and 3
+# above them. A token with A = 0 has the number 0 and belongs to M.
 NUMBERS = {"LN": -1, "HP": 3, "LP": 1, "HN": -3, "M, A < 0": -2, "M, A > 0": 2}
 
 # The number for tokens that do not count.
 OUTSIDE = 9.0
 
 # The sums that `token_sums` returns: numbers of tokens, sums over tokens, and the gradient mass |F * A| of regions.
-COUNTED = ("LN", "HP")
+COUNTED_REGIONS = ("LN", "HP")
 MASSES = {f"mass/{region}": number for region, number in NUMBERS.items()}
-SUMS = (TOKENS, "dual_clipped", "log_ratio", "ratio", "squared_ratio", *COUNTED, *MASSES)
+SUMS = (TOKENS, "dual_clipped", "log_ratio", "ratio", "squared_ratio", *COUNTED_REGIONS, *MASSES)
 
-# Sums from which metrics are made only once they cover the whole mini-batch, by the keys under which verl adds them up.
+# The sums that must cover the whole mini-batch before metrics are made of them, by the keys under which verl adds them
+# up.
 SUM_KEYS = {f"clipx_sum/{name}": name for metric in OF_TOKENS if metric.over is Over.UPDATE for name in metric.sums}
 
-# The metrics of the samples' ages, by the keys under which verl adds up those of a mini-batch's tokens: since the first
-# and since the last token of their sequence was generated. No metric's key begins in the same way.
+# The keys of the metrics of the samples' ages, by the keys under which verl adds up the ages of a mini-batch's tokens.
+# An age is counted since the first or since the last token of a sequence was generated. No metric's key begins with
+# clipx_sum/.
 AGE_SUMS = {f"clipx_sum/{metric.name}": metric.key for metric in (VERSIONS_FIRST, VERSIONS)}
 
 # The keys of everything that is linear in |F * A|.
@@ -47,96 +51,128 @@ def token_sums(
     dual_clip: float | None,
     counted: Tensor | None,
 ) -> Tensor:
-    """Sums over tokens from which `token_metrics` makes the metrics.
+    """Return the sums over tokens from which `token_metrics` makes the metrics.
 
     Args:
+        t: the tokens.
         bounded: what the bounds act on, (sequences, length).
-        bounds: clip bounds on it, broadcastable.
+        bounds: the clip bounds on it, broadcastable.
         weighted: F * A, (sequences, length), 0 outside the mask.
         dual_clip: tokens with A < 0 and a ratio above it are counted as dual_clipped; None: none are.
-        counted: bool, (sequences, length): the tokens that count; None: those in the mask.
+        counted: the tokens of the mask that count, bool, (sequences, length); None: all of them.
 
     Returns:
         (len(SUMS),), float64, in the order of `SUMS`; additive over any split of the tokens.
     """
-    counted = t.mask if counted is None else t.mask & counted
-    # No ratio is below 0; a constant would not do, because a sum of constant zeros would be another launch.
-    above_dual_clip = t.ratio < 0 if dual_clip is None else (t.advantages < 0) & (t.ratio > dual_clip)
+    counts = t.mask if counted is None else t.mask & counted
+    if dual_clip is None:
+        # False for every token, because no ratio is negative. A constant would cost another kernel launch.
+        above_dual_clip = t.ratio < 0
+    else:
+        above_dual_clip = t.ratio > dual_clip
+        above_dual_clip = above_dual_clip & (t.advantages < 0)
 
     def total(values: Tensor, members: Tensor) -> Tensor:
-        # Each part is summed in the values' precision and only the parts in float64, without a float64 copy of all.
+        # Each part is summed in the values' precision and only the sums of parts in float64, so that there is no
+        # float64 copy of all tokens.
         return parts(where(members, values, 0.0)).sum(-1)
 
-    # Sums that need neither the region nor the mass of a token come first: uncompiled, both are stored once computed.
-    sums = [number_in(counted), number_in(counted & above_dual_clip)]
+    # In the order of `SUMS`. Uncompiled, the region and the mass of the tokens stay in memory once they are computed,
+    # so the sums that need neither are computed before them.
+    sums = [number_in(counts), number_in(counts & above_dual_clip)]
     del above_dual_clip
-    sums += [total(t.log_ratio, counted), total(t.ratio, counted), total(t.ratio.square(), counted)]
-    region = region_of(t, bounded, bounds, counted)
-    sums += [number_in(region == NUMBERS[name]) for name in COUNTED]
+    sums += [total(t.log_ratio, counts), total(t.ratio, counts), total(t.ratio.square(), counts)]
+    region = region_of(t, bounded, bounds, counts)
+    sums += [number_in(region == NUMBERS[name]) for name in COUNTED_REGIONS]
     mass = weighted.abs()
     sums += [total(mass, region == number) for number in MASSES.values()]
     return torch.stack(sums).sum(-1, dtype=torch.float64)
 
 
-def region_of(t: Tokens, bounded: Tensor, bounds: Bounds, counted: Tensor) -> Tensor:
-    """Each token's region: one of `NUMBERS`, 0, or `OUTSIDE` for tokens that do not count, (sequences, length)."""
+def region_of(t: Tokens, bounded: Tensor, bounds: Bounds, counts: Tensor) -> Tensor:
+    """Return each token's region as a number, in the ratio's dtype, (sequences, length).
+
+    It is one of `NUMBERS`, 0 for a token with A = 0, or `OUTSIDE` for a token that does not count.
+
+    Args:
+        t: the tokens.
+        bounded: what the bounds act on, (sequences, length).
+        bounds: the clip bounds on it, broadcastable.
+        counts: the tokens that count, bool, (sequences, length).
+    """
     # One number per token, because masks that several sums use would each be stored, one byte per token.
     side = where(bounded > bounds.high, 3.0, where(bounded < bounds.low, 1.0, 2.0))
-    return where(counted, t.advantages.sign() * side, OUTSIDE).to(t.ratio.dtype)
+    return where(counts, t.advantages.sign() * side, OUTSIDE).to(t.ratio.dtype)
 
 
 def named_sums(sums: Iterable[Any], names: Iterable[str] = SUMS) -> dict[str, Any]:
-    """Returns sums by their names, mostly those of `token_sums`, as 0-d tensors or, from the host, as floats."""
+    """Return sums by their names.
+
+    Args:
+        sums: 0-d tensors, a tensor of one dimension, or floats on the host.
+        names: the names of the sums, in the same order; by default the names of those that `token_sums` returns.
+    """
     return dict(zip(names, sums, strict=True))
 
 
 def token_metrics(sums: Iterable[Any], *, dual_clipped: bool = False) -> dict[str, Any]:
-    """Sums over the tokens of a micro-batch that become means when divided by the number of tokens.
+    """Return sums over the tokens of a micro-batch that become means when divided by the number of tokens.
 
     Args:
-        sums: from `token_sums`: a tensor or, so that the accelerator has nothing to add up, the floats on the host.
+        sums: from `token_sums`: a tensor, or the same sums as floats on the host, which spares the accelerator the
+            additions.
         dual_clipped: whether the method has a dual clip.
 
     Returns:
         From key to a number of the same kind as in `sums`: the metrics over tokens, the sums of `SUM_KEYS`, and
         `tokens`, the number of tokens.
     """
-    named = named_sums(sums)
+    sums_by_name = named_sums(sums)
     if not dual_clipped:
-        del named["dual_clipped"]
-    return metrics_of(named, OF_TOKENS)
+        del sums_by_name["dual_clipped"]
+    return metrics_of(sums_by_name, OF_TOKENS)
 
 
 def metrics_of(sums: Mapping[str, Any], metrics: Iterable[Metric]) -> dict[str, Any]:
-    """Returns those of the metrics for which all sums are given, by name, as `token_metrics` does."""
+    """Return, by key, each metric over tokens for which all sums are given, with `tokens` and the sums of `SUM_KEYS`.
+
+    Args:
+        sums: from the name of a sum to the sum; `tokens` must be among them.
+        metrics: the metrics to make; those that are not over tokens are left out.
+    """
     means = {}
     for metric in metrics:
         if metric.over is Over.TOKENS and all(name in sums for name in metric.sums):
             own_sums = [sums[name] for name in metric.sums]
             means[metric.key] = metric.of(*own_sums)
-    # `with_ratios_of_sums` needs these over the whole mini-batch.
+    # `replace_sums_with_metrics` needs these over the whole mini-batch.
     carried = {key: sums[name] for key, name in SUM_KEYS.items() if name in sums}
     return {TOKENS: sums[TOKENS], **means, **carried}
 
 
-def with_ratios_of_sums(metrics: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Replaces the sums of `SUM_KEYS` by the metrics that are made of them.
+def replace_sums_with_metrics(metrics: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Replace the sums of `SUM_KEYS` with the metrics that are made of them.
 
     Args:
         metrics: from key to its value in each update: sums over the mini-batch's tokens, divided by their number.
+
+    Returns:
+        The other metrics unchanged, and each metric over an update whose sums are all given. The sums themselves are
+        never returned.
     """
     sums = {name: metrics[key] for key, name in SUM_KEYS.items() if key in metrics}
     result = {key: values for key, values in metrics.items() if key not in SUM_KEYS}
     for metric in OF_TOKENS:
         if metric.over is Over.UPDATE and all(name in sums for name in metric.sums):
             own_sums = [sums[name] for name in metric.sums]
-            # In each update there is one value of each of the metric's sums.
-            result[metric.key] = [metric.of(*of_update) for of_update in zip(*own_sums, strict=True)]
+            # Each of the metric's sums is a list with one value per update, so zip yields the sums of one update after
+            # another.
+            result[metric.key] = [metric.of(*sums_of_update) for sums_of_update in zip(*own_sums, strict=True)]
     return result
 
 
 def to_host(*groups: dict[str, Tensor]) -> list[dict[str, float]]:
-    """Moves groups of 0-d tensors of one device to the host in one transfer.
+    """Move groups of 0-d tensors of one device to the host in one transfer.
 
     Args:
         groups: each from a name to a tensor.
@@ -151,38 +187,48 @@ def to_host(*groups: dict[str, Tensor]) -> list[dict[str, float]]:
     return [{name: next(floats) for name in group} for group in groups]
 
 
-def with_updates(metrics: dict[str, list[Any]], method: Method) -> dict[str, list[Any]]:
-    """Adds what a mean over updates would hide: the method's `over_updates`.
+def add_metrics_over_updates(metrics: dict[str, list[Any]], method: Method) -> dict[str, list[Any]]:
+    """Add what the method's `over_updates` makes of its metrics in all updates of a rollout batch.
 
-    verl averages a list over the updates, so each added metric is a list with one number.
+    verl logs only the mean of a list over the updates, which would hide, for example, their highest value. So each
+    added metric is a list with one number.
 
     Args:
         metrics: from metric key to its value in each update.
+        method: the method that logged the metrics.
     """
-    empty = torch.zeros(method.statistics_size + method.second_statistics_size, dtype=torch.float64)
-    of_method = {}
-    for _, members in find_declarations(method, method.metrics(empty, method.decide(empty))):
+    # The names of a method's metrics do not depend on the data, so those of no tokens tell which keys to look for.
+    size = method.statistics_size + method.second_statistics_size
+    statistics_of_no_tokens = torch.zeros(size, dtype=torch.float64)
+    metrics_of_no_tokens = method.metrics(statistics_of_no_tokens, method.decide(statistics_of_no_tokens))
+    values_by_name = {}
+    for _, members in find_declarations(method, metrics_of_no_tokens):
         for name in members:
-            if f"clipx/{name}" in metrics:
-                of_method[name] = metrics[f"clipx/{name}"]
-    if not of_method:
+            key = f"clipx/{name}"
+            if key in metrics:
+                values_by_name[name] = metrics[key]
+    if not values_by_name:
         return metrics
-    return metrics | {f"clipx/{name}": [value] for name, value in method.over_updates(of_method).items()}
+    result = dict(metrics)
+    for name, value in method.over_updates(values_by_name).items():
+        result[f"clipx/{name}"] = [value]
+    return result
 
 
-# What begins the keys of metrics that belong to a rollout batch whatever its passes are.
+# Prefixes of the keys of metrics that belong to the rollout batch as a whole and not to one of its passes.
 OF_ROLLOUT_BATCH = ("perf/", *(floor.log_ratio.key.removesuffix("log_ratio") for floor in FLOORS))
 
 
-def merged_passes(passes: dict[str | None, dict[str, list[Any]]]) -> dict[str, list[Any]]:
-    """Returns the metrics of a rollout batch that is trained in several passes.
+def merge_metrics_of_passes(passes: dict[str | None, dict[str, list[Any]]]) -> dict[str, list[Any]]:
+    """Return the metrics of a rollout batch that is trained in several passes.
 
     Args:
         passes: from a pass's name to its metrics, each with its value in each update; a single pass has the name None.
 
     Returns:
-        Under its own key each metric with the values of all passes, and besides, under `clipx/<pass>/<key>`, with those
-        of each pass alone. The metrics of a single pass are returned as they are.
+        Each metric under its own key with the values of all passes, and again under `clipx/<pass>/<key>` with the
+        values of that pass, except for the keys that begin with one of `OF_ROLLOUT_BATCH`. The metrics of a single pass
+        are returned as they are.
     """
     if len(passes) == 1:
         return next(iter(passes.values()))
@@ -195,14 +241,17 @@ def merged_passes(passes: dict[str | None, dict[str, list[Any]]]) -> dict[str, l
     return merged
 
 
-def with_age(metrics: dict[str, list[Any]], *, shown: bool) -> dict[str, list[Any]]:
-    """Turns the sums of the tokens' ages into their means.
+def rename_ages(metrics: dict[str, list[Any]], *, shown: bool) -> dict[str, list[Any]]:
+    """Return the metrics with the mean ages of the tokens under their metric keys, or without the mean ages.
 
     Args:
-        metrics: from metric key to its value in each update; the sums are divided by the mini-batch's tokens.
-        shown: whether the run has had a sample of older weights; before that, the means are left out.
+        metrics: from key to its value in each update. The mean ages have the keys of `AGE_SUMS`.
+        shown: whether the run has had a sample of older weights; before that, the mean ages are left out.
     """
     result = {key: values for key, values in metrics.items() if key not in AGE_SUMS}
-    if shown:
-        result |= {name: metrics[key] for key, name in AGE_SUMS.items() if key in metrics}
+    if not shown:
+        return result
+    for key, metric_key in AGE_SUMS.items():
+        if key in metrics:
+            result[metric_key] = metrics[key]
     return result

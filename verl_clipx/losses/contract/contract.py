@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.applying.compiled import token_functions
-from verl_clipx.losses.applying.loss import Applied, apply, per_token_loss, token_loss, token_statistics, tokens_in
+from verl_clipx.losses.applying.loss import (
+    Applied,
+    apply,
+    make_shaped_tokens,
+    per_token_loss,
+    token_loss,
+    token_statistics,
+)
 from verl_clipx.losses.base.method import find_declarations
 from verl_clipx.losses.base.metric import Over, wrong_names
 from verl_clipx.losses.base.shared_metrics import METRICS
@@ -286,7 +293,7 @@ def inputs_stay_unchanged(method: Method) -> None:
     for dtype in ROUNDING:
         for tensors in (example(dtype), extreme_tokens(dtype), every_ratio(dtype)):
             inputs = Inputs(**inputs_of(method, tensors))
-            t = tokens_in(method, None, inputs)
+            t = make_shaped_tokens(method, None, inputs)
             first = without_writes(method, "statistics", t)
             statistics = torch.cat([first, without_writes(method, "second_statistics", t, first)])
             decision = without_writes(method, "decide", statistics)

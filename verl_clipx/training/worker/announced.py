@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.applying.apart import RESOLVED, ROUNDING, apart, largest_known
-from verl_clipx.losses.applying.loss import apply, token_statistics, tokens_in
+from verl_clipx.losses.applying.loss import apply, make_shaped_tokens, token_statistics
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.modifiers.masks import mean_over_sequence, remaining
 from verl_clipx.run.config import Settings
@@ -119,7 +119,7 @@ class Announced:
 
     def at_ratio_1(self) -> Tensor:
         """Return the gradient that the policy's term would have at F = 1, but for its sign, (tokens,)."""
-        return self._in_output(tokens_in(*self._formulas, self.inputs).advantages)
+        return self._in_output(make_shaped_tokens(*self._formulas, self.inputs).advantages)
 
     def sums(self) -> Tensor:
         """Return what this micro-batch adds to an update's sums.

@@ -12,9 +12,9 @@ from verl_clipx.losses.applying.metrics import (
     AGE_SUMS,
     TOKENS,
     named_sums,
+    replace_sums_with_metrics,
     to_host,
     token_metrics,
-    with_ratios_of_sums,
 )
 from verl_clipx.losses.base.method import NODE, find_declarations
 from verl_clipx.losses.base.refusal import refuse
@@ -344,7 +344,7 @@ def metrics_of_call(micro_batch: MicroBatch) -> dict[str, float]:
     token_count = max(micro_batch.sums[TOKENS], 1.0)
     # Only the worker knows which share of the mini-batch the rejected tokens are.
     left_out = (TOKENS, REJECTED.key)
-    # `with_ratios_of_sums` takes the values of several updates. Here there is one.
+    # `replace_sums_with_metrics` takes the values of several updates. Here there is one.
     means = {key: [total / token_count] for key, total in micro_batch.sums.items() if key not in left_out}
-    metrics = {key: values[0] for key, values in with_ratios_of_sums(means).items()}
+    metrics = {key: values[0] for key, values in replace_sums_with_metrics(means).items()}
     return {**metrics, **micro_batch.values, **micro_batch.counts}

@@ -13,7 +13,13 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
-from verl_clipx.losses.applying.metrics import AGE_SUMS, merged_passes, with_age, with_ratios_of_sums, with_updates
+from verl_clipx.losses.applying.metrics import (
+    AGE_SUMS,
+    add_metrics_over_updates,
+    merge_metrics_of_passes,
+    rename_ages,
+    replace_sums_with_metrics,
+)
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.record import RunRecord
@@ -205,7 +211,7 @@ class ClipxTraining:
         def merge_passes() -> dict[str, list[Any]]:
             """Return the metrics of all passes, each complete by itself."""
             completed = {name: self._complete_metrics(metrics) for name, metrics in metrics_of_passes.items()}
-            return merged_passes(completed)
+            return merge_metrics_of_passes(completed)
 
         merged = observers.run(METRICS, merge_passes)
         if merged is None:
@@ -343,13 +349,13 @@ class ClipxTraining:
         Args:
             metrics: the pass's, from a key to its value in each update.
         """
-        metrics = with_ratios_of_sums(metrics)
+        metrics = replace_sums_with_metrics(metrics)
         settings = self.policy_loss.clipx
         if isinstance(settings, Observe):
             return metrics
         if any(age for key in AGE_SUMS for age in metrics.get(key, ())):
             self.has_stale_samples = True
-        return with_age(with_updates(metrics, settings.method), shown=self.has_stale_samples)
+        return rename_ages(add_metrics_over_updates(metrics, settings.method), shown=self.has_stale_samples)
 
     def _cut(self) -> dict[str, Any]:
         """Return how verl's train_batch divides a mini-batch into micro-batches, by the keys of data that it sets."""
