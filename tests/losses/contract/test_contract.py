@@ -4,6 +4,7 @@ and sound losses, which keep it (test_judgement.py); the built-in methods (tests
 
 import contextlib
 import itertools
+import os
 import time
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from tests import example_losses
 from tests.example_losses import WithinSpread
-from verl_clipx import check_loss, of_decision
+from verl_clipx import check_loss, of_decision, register_loss
 from verl_clipx.losses.applying.compiled import token_functions
 from verl_clipx.losses.applying.user_method import find_method
 from verl_clipx.losses.contract import contract
@@ -386,6 +387,31 @@ def ends_the_process(*_):
 def test_a_loss_that_ends_the_process_fails(method):
     report = list(check_method(method))
     assert report[-1].outcome == "failed" and "SystemExit: 0" in report[-1].why
+
+
+def test_an_error_in_the_copy_of_the_process_is_named():
+    original = os.getpid()
+
+    def fails_in_the_copy(t, _):
+        if os.getpid() != original:
+            raise OSError("no device here")
+        return t.ratio
+
+    with pytest.raises(contract.NotChecked, match=r"in a copy of the process: OSError: no device here"):
+        contract.earlier_batches_do_not_matter(weight(fails_in_the_copy))
+
+
+def test_the_line_of_a_loss_that_is_defined_in_a_function_is_named():
+    @register_loss("tests_defined_in_a_function")
+    def fails(ratio):
+        raise ArithmeticError("no weight")
+
+    line = fails.__code__.co_firstlineno + 2
+    try:
+        report = list(check_method(find_method(fails)()))
+    finally:
+        METHODS.pop("tests_defined_in_a_function")
+    assert report[-1].why.startswith(f"{__file__}:{line}: ArithmeticError: no weight")
 
 
 def test_where_a_copy_of_the_process_gives_no_answer_the_check_is_skipped(monkeypatch):

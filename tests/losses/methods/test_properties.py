@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from tests.composition import built_once
 from tests.golden.runs import registered_loss
 from verl_clipx.losses.contract import contract
-from verl_clipx.losses.contract.contract import SPOILED, example, gradient, spoiled
+from verl_clipx.losses.contract.contract import SPOILED, apply_and_differentiate, example, spoiled
 from verl_clipx.losses.contract.runner import check_method
 from verl_clipx.losses.groups import group_names, group_settings
 from verl_clipx.losses.methods import BUILT_IN
@@ -69,13 +69,13 @@ def test_the_contract_is_kept(method, monkeypatch):
 
 @every_method
 def test_what_is_not_finite_stays_with_its_token_or_what_is_bounded_with_it(method):
-    expected, expected_gradient = gradient(method, example())
+    expected, expected_gradient = apply_and_differentiate(method, example())
     # The token, or its sequence where tokens share a ratio, or the ratios before them, or their weights a mean.
     others = torch.ones_like(expected_gradient, dtype=torch.bool)
     others[SPOILED[0], slice(None) if method.by_sequence else SPOILED[1]] = False
     for case, tensors in spoiled(method, torch.float64):
         # The bounds of a mini-batch, so that the others are what they were.
-        result, actual = gradient(method, tensors, expected.statistics)
+        result, actual = apply_and_differentiate(method, tensors, expected.statistics)
         for found, before in ((result.value, expected.value), (actual, expected_gradient)):
             assert found[SPOILED].isnan(), case
             assert torch.equal(found[others], before[others]), case

@@ -31,14 +31,14 @@ from verl_clipx.losses.contract.examples import (
     extreme_tokens,
     spoiled,
 )
-from verl_clipx.losses.contract.fresh import NoAnswer, in_a_copy
+from verl_clipx.losses.contract.fresh import NoAnswer, call_in_fork
 from verl_clipx.losses.contract.without_values import COPIED, WithoutValues, first_sentence
 from verl_clipx.losses.methods import Method
 from verl_clipx.losses.modifiers import AdvantageReweighting, Shaping
 
 
 def inputs_of(method: Method, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return, of the tensors of a mini-batch, those that a method's loss is called with."""
+    """Select the tensors of a mini-batch with which a method's loss is called, by the names of `Inputs`."""
     asked_for = ("log_prob", "old_log_prob", "advantages", "mask", *method.asks_for)
     return {name: tensors[name] for name in asked_for}
 
@@ -50,9 +50,12 @@ def evaluate(
 
     Args:
         method: the method.
-        statistics: those that the bounds follow from; None: those of these tokens.
+        statistics: the statistics from which the bounds follow; None: the statistics of these tokens.
         shaping: what changes the advantages first; None: nothing.
         tensors: the fields of `Inputs`.
+
+    Returns:
+        What `apply` returns, with the statistics from which the bounds follow.
     """
     inputs = Inputs(**tensors)
     if statistics is None:
@@ -61,16 +64,20 @@ def evaluate(
     return applied._replace(statistics=statistics)
 
 
-def gradient(method: Method, tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Applied, Tensor]:
+def apply_and_differentiate(
+    method: Method, tensors: dict[str, Tensor], statistics: Tensor | None = None
+) -> tuple[Applied, Tensor]:
     """Apply a method, and differentiate its loss by autograd.
 
     Args:
         method: the method.
-        tensors: as for `inputs_of`, each (sequences, length).
+        tensors: the tensors of a mini-batch by the names of `Inputs`; those that the method does not ask for are
+            ignored. Each is (sequences, length), and `group` is (sequences,).
         statistics: as for `evaluate`.
 
     Returns:
-        What `evaluate` returns, and the gradient of the summed loss with respect to log_prob, (sequences, length).
+        The applied method, as `evaluate` returns it, and the gradient of the summed loss with respect to log_prob,
+        (sequences, length).
     """
     inputs = inputs_of(method, tensors)
     inputs["log_prob"] = inputs["log_prob"].clone().requires_grad_(True)
@@ -83,24 +90,26 @@ def batches_to_try(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, di
     """Yield mini-batches that reach every part of a weight.
 
     Yields:
-        A mini-batch's name, its tensors, and the statistics that the bounds follow from. They are those of a usual
-        mini-batch where the ratios are chosen by its bounds, and otherwise None, which means those of the mini-batch.
+        A mini-batch's name, its tensors, and the statistics from which the bounds follow; None: the statistics of the
+        mini-batch itself.
     """
     usual = evaluate(method, **inputs_of(method, example(dtype)))
+    # The ratios of these two mini-batches are chosen around the bounds of a usual mini-batch, so the bounds must follow
+    # from the statistics of that mini-batch.
     yield "every ratio within the usual bounds", every_ratio(dtype), usual.statistics
     yield "ratios at the usual bounds", examples.make_tokens_at_bounds(usual.bounds, dtype), usual.statistics
     for name, tensors in examples.mini_batches(dtype).items():
         yield name, tensors, None
 
 
-# Relative and absolute differences that are put down to rounding.
+# From each dtype to the relative and the absolute difference that are attributed to rounding.
 ROUNDING = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-4, 1e-6)}
 
 
 def close(first: Tensor, second: Tensor, rtol: float = 0.0, atol: float = 0.0) -> Tensor:
     """Return where two tensors of numbers agree: bool, of their shape.
 
-    NaN agrees with NaN, because a check of its own, `finite_for_every_finite_input`, finds it.
+    NaN agrees with NaN, because NaN has a check of its own, `finite_for_every_finite_input`.
     """
     return torch.isclose(first, second, rtol=rtol, atol=atol, equal_nan=True)
 
@@ -116,13 +125,13 @@ def require_none(wrong: Tensor, message: str, *tensors: Tensor) -> None:
 
     Args:
         wrong: bool, (sequences, length).
-        message: with a place in braces for a value of the first wrong token from each of the tensors.
-        tensors: the tensors of these values, (sequences, length).
+        message: the message, with braces for one value of the first wrong token from each of the tensors, in order.
+        tensors: the tensors from which these values are taken, (sequences, length).
     """
     if not bool(wrong.any()):
         return
-    of_first_wrong = [float(values[wrong][0]) for values in tensors]
-    raise AssertionError(message.format(*of_first_wrong))
+    values_of_first_wrong = [float(values[wrong][0]) for values in tensors]
+    raise AssertionError(message.format(*values_of_first_wrong))
 
 
 def one_weight_per_token(method: Method) -> None:
@@ -147,7 +156,7 @@ def one_weight_per_token(method: Method) -> None:
 
 def weight_is_the_same_at_each_call(method: Method) -> None:
     """The weight of the same tokens is the same at each of a thousand calls, with and without autograd."""
-    result, _ = gradient(method, example())
+    result, _ = apply_and_differentiate(method, example())
     for call in range(2, 1001):
         with torch.set_grad_enabled(call % 2 == 0):
             weight = method.gradient_weight(result.tokens, result.bounds)
@@ -159,7 +168,7 @@ def gradient_is_weight_times_advantage(method: Method) -> None:
     """The gradient with respect to log_prob is exactly -F*A inside the mask and 0 outside."""
     for dtype, (rtol, atol) in ROUNDING.items():
         for _, tensors, statistics in batches_to_try(method, dtype):
-            result, actual = gradient(method, tensors, statistics)
+            result, actual = apply_and_differentiate(method, tensors, statistics)
             t = result.tokens
             inside = tensors["mask"]
             # Computed a second time, so that a weight that changes from call to call is found.
@@ -175,7 +184,7 @@ def finite_for_every_finite_input(method: Method) -> None:
     """Every finite input gives finite losses and gradients, in float64, float32, bfloat16 and float16."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         for batch, tensors, statistics in batches_to_try(method, dtype):
-            result, actual = gradient(method, tensors, statistics)
+            result, actual = apply_and_differentiate(method, tensors, statistics)
             t = result.tokens
             for what, values in (("F", result.weight), ("the loss", result.value), ("the gradient", actual)):
                 wrong = t.mask & ~values.isfinite()
@@ -217,8 +226,8 @@ def not_finite(what: str, values: Tensor, wrong: Tensor, t: Tokens) -> str:
 def nothing_outside_the_mask_is_read(method: Method) -> None:
     """NaN and infinity outside the mask change nothing."""
     clean = example()
-    with_junk = gradient(method, examples.with_junk(clean))
-    expect_same(gradient(method, clean), with_junk, "values outside the mask are read")
+    with_junk = apply_and_differentiate(method, examples.with_junk(clean))
+    expect_same(apply_and_differentiate(method, clean), with_junk, "values outside the mask are read")
 
 
 def order_of_sequences_does_not_matter(method: Method) -> None:
@@ -226,24 +235,25 @@ def order_of_sequences_does_not_matter(method: Method) -> None:
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     inverse = order.argsort()
     for tensors in (example(), extreme_tokens(torch.float64)):
-        usual = gradient(method, tensors)
-        result, actual = gradient(method, {name: tensor[order] for name, tensor in tensors.items()})
-        # Back in the order of before, so that they can be compared.
+        usual = apply_and_differentiate(method, tensors)
+        result, actual = apply_and_differentiate(method, {name: tensor[order] for name, tensor in tensors.items()})
+        # Back in the original order, so that they can be compared.
         restored = (result._replace(value=result.value[inverse]), actual[inverse])
         expect_same(usual, restored, "the order of the sequences matters")
         # The new numbers of the groups have another order, and other remainders.
-        renumbered = gradient(method, {**tensors, "group": 1000 - 2 * tensors["group"]})
+        renumbered = apply_and_differentiate(method, {**tensors, "group": 1000 - 2 * tensors["group"]})
         expect_same(usual, renumbered, "the number that a group happens to have matters")
 
 
 def padding_does_not_matter(method: Method) -> None:
     """A thousand more masked positions and a sequence without tokens change nothing, the statistics included."""
-    # How much pad adds, by a tensor's number of dimensions: left, right, top, bottom. `group` has no columns.
+    # By a tensor's number of dimensions: how many entries `pad` adds at the left, right, top and bottom. `group` has no
+    # columns.
     padding = {2: (0, 1000, 0, 1), 1: (0, 1)}
     for tensors in (example(), extreme_tokens(torch.float64), extreme_sequences(torch.float64)):
         padded = {name: torch.nn.functional.pad(tensor, padding[tensor.ndim]) for name, tensor in tensors.items()}
-        usual = gradient(method, tensors)
-        result, actual = gradient(method, padded)
+        usual = apply_and_differentiate(method, tensors)
+        result, actual = apply_and_differentiate(method, padded)
         require(bool(close(usual[0].statistics, result.statistics, 1e-12).all()), "the statistics count padding")
         without_padding = (result._replace(value=result.value[:-1, :-1000]), actual[:-1, :-1000])
         expect_same(usual, without_padding, "padding matters")
@@ -314,7 +324,7 @@ def without_writes(method: Method, called: str, *given: Any) -> Any:
         given: the function's arguments, tensors or named tuples of them.
 
     Raises:
-        AssertionError: the function wrote to one of the tensors; names the function and the tensor.
+        AssertionError: the function wrote to one of the tensors; the message names the function and the tensor.
     """
     function = getattr(method, called)
     tensors = {}
@@ -340,8 +350,8 @@ def expect_same(first: tuple[Applied, Tensor], second: tuple[Applied, Tensor], m
     """Raise AssertionError unless losses and gradients agree to 1e-12, and sums of statistics to 1e-9.
 
     Args:
-        first, second: two results of `gradient`.
-        message: what the error says.
+        first, second: two results of `apply_and_differentiate`.
+        message: the message of the error.
     """
     first_result, first_gradient = first
     second_result, second_gradient = second
@@ -351,12 +361,12 @@ def expect_same(first: tuple[Applied, Tensor], second: tuple[Applied, Tensor], m
 
 
 def not_finite_inside_the_mask_reaches_the_gradient(method: Method) -> None:
-    """NaN and infinity inside the mask make the loss and the gradient of their token not finite, so that verl skips."""
-    of_mini_batch = gradient(method, example())[0].statistics
+    """NaN and infinity inside the mask make their token's loss and gradient not finite, so verl skips the step."""
+    clean, _ = apply_and_differentiate(method, example())
     for case, tensors in spoiled(method, torch.float64):
         # Bounds that follow from the spoiled tokens, then bounds that follow from clean ones.
-        for origin, statistics in (("its own", None), ("given", of_mini_batch)):
-            result, actual = gradient(method, tensors, statistics)
+        for origin, statistics in (("its own", None), ("given", clean.statistics)):
+            result, actual = apply_and_differentiate(method, tensors, statistics)
             require_not_finite(f"{case}, statistics {origin}", result.value, actual)
 
 
@@ -365,11 +375,16 @@ class NotChecked(Exception):
 
 
 def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None = None) -> None:
-    """Compiled, as on an accelerator, NaN and infinity do the same inside the mask, and nothing outside it is read."""
+    """Compiled, as on an accelerator, it is the same loss: NaN and infinity reach it from inside the mask alone."""
     functions = token_functions(method, shaping, compiled=True)
 
-    def losses(tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the compiled loss and its gradient, with bounds from these statistics or, if None, the tokens' own."""
+    def compute_loss(tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the compiled loss and its gradient.
+
+        Args:
+            tensors: the tensors of a mini-batch.
+            statistics: the statistics from which the bounds follow; None: the statistics of these tokens.
+        """
         inputs = Inputs(**inputs_of(method, tensors))
         if statistics is None:
             statistics = functions.statistics(inputs)
@@ -377,26 +392,26 @@ def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None
         return value, -weighted
 
     clean = example(torch.float32)
-    of_mini_batch = functions.statistics(Inputs(**inputs_of(method, clean)))
-    of_clean = losses(clean, of_mini_batch)
+    clean_statistics = functions.statistics(Inputs(**inputs_of(method, clean)))
+    clean_loss = compute_loss(clean, clean_statistics)
     if not functions.compiled:
         raise NotChecked("the compiler is missing or failed, as the warning says; the loss then trains uncompiled")
     for case, tensors in spoiled(method, torch.float32):
-        for origin, statistics in (("its own", None), ("given", of_mini_batch)):
-            require_not_finite(f"compiled, {case}, statistics {origin}", *losses(tensors, statistics))
-    for without_junk, with_junk in zip(of_clean, losses(examples.with_junk(clean)), strict=True):
+        for origin, statistics in (("its own", None), ("given", clean_statistics)):
+            require_not_finite(f"compiled, {case}, statistics {origin}", *compute_loss(tensors, statistics))
+    for without_junk, with_junk in zip(clean_loss, compute_loss(examples.with_junk(clean)), strict=True):
         require(torch.equal(without_junk, with_junk), "compiled, values outside the mask are read")
         require(bool(without_junk.isfinite().all()), "compiled, a loss or a gradient is not finite")
     if shaping is not None:
-        # Shaping changes the advantages, which `gradient` knows nothing of.
+        # The uncompiled loss below is computed without shaping.
         return
-    uncompiled, actual = gradient(method, clean, of_mini_batch)
-    for compiled, usual in zip(of_clean, (uncompiled.value, actual), strict=True):
+    uncompiled, actual = apply_and_differentiate(method, clean, clean_statistics)
+    for compiled, usual in zip(clean_loss, (uncompiled.value, actual), strict=True):
         require(bool(close(compiled, usual.detach(), *ROUNDING[torch.float32]).all()), "compiled, it is another loss")
 
 
 def require_not_finite(case: str, loss: Tensor, gradients: Tensor) -> None:
-    """Raise AssertionError if the spoiled token's loss or gradient is finite; `case` begins the message."""
+    """Raise AssertionError if the spoiled token's loss or gradient is finite. The message begins with `case`."""
     require(not bool(loss[SPOILED].isfinite()), f"{case}: the loss is finite")
     require(not bool(gradients[SPOILED].isfinite()), f"{case}: the gradient is finite")
 
@@ -412,7 +427,8 @@ def weight_is_positive_at_ratio_1(method: Method) -> None:
             is_judged = tensors["mask"] & (tensors["advantages"] != 0) & (old > -30) & (old < -1e-4)
             for sign in (1, -1):
                 signed = {**tensors, "advantages": sign * tensors["advantages"]}
-                weight = gradient(method, signed)[0].weight
+                result, _ = apply_and_differentiate(method, signed)
+                weight = result.weight
                 message = f"F is {{:.3g}} at ratio 1 for a token with A = {{:.3g}}, not above 0. {RETURN_F}"
                 require_none(is_judged & (weight <= 0), message, weight, signed["advantages"])
 
@@ -421,7 +437,7 @@ def weight_is_nowhere_negative(method: Method) -> None:
     """The weight is below 0 at no ratio, so no token is pushed against its advantage."""
     for dtype in ROUNDING:
         for _, tensors, statistics in batches_to_try(method, dtype):
-            result, _ = gradient(method, tensors, statistics)
+            result, _ = apply_and_differentiate(method, tensors, statistics)
             _, atol = ROUNDING[dtype]
             wrong = tensors["mask"] & (result.weight < -atol)
             # The message names the wrong token whose ratio is nearest to 1.
@@ -431,7 +447,8 @@ def weight_is_nowhere_negative(method: Method) -> None:
             require_none(nearest, message, result.weight, result.tokens.ratio, result.tokens.advantages)
 
 
-# Added to log-probabilities, in nats. So many that a weight which follows the ratio anywhere changes at one of them.
+# What is added to log-probabilities, in nats. The shifts are so many that a weight which follows the ratio anywhere
+# changes at one of them.
 SHIFTS = (-3.0, -1.0, -0.3, -0.1, -0.03, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
@@ -454,7 +471,7 @@ def ignores_the_ratio(method: Method) -> bool:
                 return True
         return False
 
-    # The sampler's log-probabilities change with the old ones, because some methods' ratio is to the sampler.
+    # The sampler's log-probabilities change with the old ones, because the ratio of some methods is to the sampler.
     return not (weight_changes("log_prob") and weight_changes("old_log_prob", "rollout_log_prob"))
 
 
@@ -465,9 +482,12 @@ def weight_does_not_depend_on_the_size_of_advantages(method: Method) -> None:
         ratios = every_ratio(dtype)
         of_sign = {**ratios, "advantages": ratios["advantages"].sign()}
         for tensors, factors in ((usual, (0.25, 4.0, 0.001, 0.03, 30.0, 1e3)), (of_sign, (0.25, 0.003, 1e3))):
-            before = gradient(method, tensors)[0].weight
+            result, _ = apply_and_differentiate(method, tensors)
+            before = result.weight
             for factor in factors:
-                weight = gradient(method, {**tensors, "advantages": factor * tensors["advantages"]})[0].weight
+                multiplied = {**tensors, "advantages": factor * tensors["advantages"]}
+                result, _ = apply_and_differentiate(method, multiplied)
+                weight = result.weight
                 # To 1e-3, because a weight may use A / (|A| + 1e-6) for the sign of A.
                 moved = tensors["mask"] & ~close(weight, before, 1e-3, 1e-9)
                 message = f"F goes from {{:.3g}} to {{:.3g}} when A is multiplied by {factor:g}. {RETURN_F}"
@@ -502,7 +522,7 @@ def statistics_add_up_over_any_split(method: Method) -> None:
             micro_batches = []
             for kept in members:
                 micro_batches.append(Inputs(**{name: tensor[kept] for name, tensor in tensors.items()}))
-            # Each stage is summed over the micro-batches before the next.
+            # The first stage is summed over the micro-batches before the second stage is computed from it.
             first = sum(token_statistics(method, None, inputs)[: method.statistics_size] for inputs in micro_batches)
             of_split = sum(token_statistics(method, None, inputs, first) for inputs in micro_batches)
             add_up = bool(close(of_split, whole.statistics, 1e-9, 1e-9).all())
@@ -519,11 +539,11 @@ def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:
     tensors = inputs_of(method, example(seed=0))
     other = inputs_of(method, example(seed=1))
     counted = (torch.arange(tensors["mask"].shape[1]) % 2 == 0).expand_as(tensors["mask"])
-    # The same where tokens count, and another example's tokens elsewhere.
+    # The same tokens where they count, and another example's tokens elsewhere.
     others_elsewhere = dict(tensors)
     for name in tensors.keys() - {"mask", "group"}:
         others_elsewhere[name] = torch.where(counted, tensors[name], other[name])
-    # The same where tokens count, and nothing elsewhere.
+    # The same tokens where they count, and no tokens elsewhere.
     counted_alone = {**tensors, "mask": tensors["mask"] & counted}
     first = token_statistics(method, None, Inputs(**tensors, counted=counted))
     for inputs in (Inputs(**others_elsewhere, counted=counted), Inputs(**counted_alone)):
@@ -563,34 +583,36 @@ def metrics_keep_their_keys(method: Method) -> None:
 
 def the_loss_can_be_computed(method: Method) -> None:
     """The loss can be computed."""
-    gradient(method, example())
+    apply_and_differentiate(method, example())
 
 
 def earlier_batches_do_not_matter(method: Method) -> None:
     """The loss of a mini-batch is the same whether it is the first one or comes after others."""
 
-    def numbers(tensors: dict[str, Tensor]) -> Tensor:
-        """Return everything that the loss computes of a mini-batch, as one vector, float64."""
-        result, actual = gradient(method, tensors)
+    def compute_all(tensors: dict[str, Tensor]) -> Tensor:
+        """Return everything that the loss computes from a mini-batch, as one vector, float64."""
+        result, actual = apply_and_differentiate(method, tensors)
         values = (result.weight.where(tensors["mask"], 0), result.value, actual, result.statistics, result.decision)
         return torch.cat([part.detach().double().flatten() for part in values])
 
     later = example(seed=1, spread=1.0)
     try:
-        first = torch.tensor(in_a_copy(lambda: numbers(later).tolist()), dtype=torch.float64)
+        # The fork has not seen the other mini-batches below.
+        first = torch.tensor(call_in_fork(lambda: compute_all(later).tolist()), dtype=torch.float64)
     except NoAnswer as reason:
         raise NotChecked(str(reason)) from None
     for tensors in (example(), example(seed=2, spread=3.0)):
-        numbers(tensors)
-    after_others = numbers(later)
-    repeated = numbers(later)
+        compute_all(tensors)
+    after_others = compute_all(later)
+    repeated = compute_all(later)
     if not bool(close(after_others, repeated).all()):
-        # A loss that changes at each call says nothing of earlier batches: `weight_is_the_same_at_each_call` names it.
+        # A loss that changes at each call tells nothing about earlier batches. `weight_is_the_same_at_each_call` names
+        # it.
         return
     is_same = close(first, after_others, 1e-9, 1e-12)
     message = (
         "the loss of a mini-batch is another one after other mini-batches, so it keeps something of them. Make what it "
-        "needs of the update's tokens a statistic, which is summed over ranks and saved with checkpoints."
+        "needs from the update's tokens a statistic, which is summed over ranks and saved with checkpoints."
     )
     require(bool(is_same.all()), message)
 
@@ -602,12 +624,12 @@ def no_value_is_read_on_the_host(method: Method) -> None:
     batches = [without_values(usual, size) for size in (None, *LARGE)]
     for batch in batches:
         run_without_values(method, batch, accelerator=False)
-    # Again with tensors that say that they are on an accelerator, for code such as that under `if ratio.is_cuda:`.
+    # Again with tensors that claim to be on an accelerator, for code such as that under `if ratio.is_cuda:`.
     for batch in batches:
         run_without_values(method, batch, accelerator=True)
 
 
-# Numbers of sequences and lengths of large batches, which a loss may treat otherwise than small ones.
+# Numbers of sequences and lengths of large batches, which a loss may treat differently from small ones.
 LARGE = ((64, 128), (1, 131_072), (2_048, 8_192))
 
 
@@ -632,10 +654,10 @@ def run_without_values(method: Method, tensors: Mapping[str, Tensor], *, acceler
     Args:
         method: the method.
         tensors: the inputs, as `without_values` returns them.
-        accelerator: whether the tensors say that they are on an accelerator.
+        accelerator: whether the tensors claim to be on an accelerator.
 
     Raises:
-        AssertionError: a value is read on the host, also where the loss catches the error.
+        AssertionError: a value is read on the host, even if the loss catches the error.
         NotChecked: what the loss does on an accelerator cannot be run without one.
     """
     mode = WithoutValues(accelerator=accelerator)
@@ -648,7 +670,8 @@ def run_without_values(method: Method, tensors: Mapping[str, Tensor], *, acceler
             token_loss(method, None, Inputs(**tensors), decision)
     except Exception as error:
         failure = error
-    # First, because a loss may catch the error of a reading, and because any other failure may follow from it.
+    # A read is reported before any other failure, because the loss may catch the error of the read, and because the
+    # other failure may follow from it.
     if mode.first_read is not None:
         # The traceback is kept, because it contains the line of the loss.
         raise AssertionError(explain_read(mode.first_read)).with_traceback(mode.first_read.__traceback__) from None
@@ -699,6 +722,8 @@ ON_THE_DEVICE = (
 )
 
 CHECKS: tuple[Callable[[Method], None], ...] = (
+    # First, because it needs a process in which the checks have not called the loss yet. A loss that was called before
+    # the checks and keeps something of that call alone may pass.
     earlier_batches_do_not_matter,
     the_loss_can_be_computed,
     one_weight_per_token,
@@ -725,7 +750,7 @@ CHECKS: tuple[Callable[[Method], None], ...] = (
 COMPILED_CHECKS: tuple[Callable[[Method], None], ...] = (compiled_it_is_the_same,)
 
 
-# What a method may set to be free of a check.
+# From each check to the flags that a method may set to be free of it.
 LIFTED_BY = {
     weight_is_positive_at_ratio_1: ("unconstrained_weight",),
     weight_is_nowhere_negative: ("unconstrained_weight",),

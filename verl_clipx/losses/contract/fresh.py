@@ -1,4 +1,4 @@
-"""Calls a function in a copy of this process, in which nothing that the function remembers has been written yet."""
+"""Calls a function in a fork of this process, which alone sees what the function writes to memory."""
 
 import multiprocessing
 import os
@@ -13,11 +13,14 @@ SECONDS = 60
 
 
 class NoAnswer(Exception):
-    """The copy of this process gave no answer; says why."""
+    """The fork gave no answer; the message says why."""
 
 
-def in_a_copy(function: Callable[[], list[float]]) -> list[float]:
-    """Calls a function in a fork of this process; what it writes to memory is seen by the fork alone.
+def call_in_fork(function: Callable[[], list[float]]) -> list[float]:
+    """Call a function in a fork of this process.
+
+    The fork begins with everything that this process has written so far. What the function writes to memory is seen by
+    the fork alone.
 
     Args:
         function: takes nothing and returns numbers, which the fork sends back.
@@ -26,39 +29,39 @@ def in_a_copy(function: Callable[[], list[float]]) -> list[float]:
         What the function returned.
 
     Raises:
-        NoAnswer: the platform has no fork, the function raised an error, or the copy did not answer in time.
+        NoAnswer: the platform has no fork, the function raised an error, or the fork did not answer in time.
     """
     if not hasattr(os, "fork"):
         raise NoAnswer("this platform cannot copy a process (fork)")
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=answer, args=(function, sender))
+    process = context.Process(target=send_answer, args=(function, sender))
     with warnings.catch_warnings():
-        # Python warns of threads, which the copy does not have; it starts none either.
+        # Python warns about forking a process with threads. The fork has none of these threads, and starts none.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     sender.close()
     try:
         if not receiver.poll(SECONDS):
             raise NoAnswer(f"a copy of the process did not answer within {SECONDS} seconds")
-        numbers = receiver.recv()
+        answer = receiver.recv()
     except EOFError:
         raise NoAnswer("a copy of the process ended without an answer") from None
     finally:
         receiver.close()
         process.kill()
         process.join()
-    if numbers is None:
-        raise NoAnswer("the loss could not be computed in a copy of the process")
-    return numbers
+    if isinstance(answer, str):
+        raise NoAnswer(f"the loss could not be computed in a copy of the process: {answer}")
+    return answer
 
 
-def answer(function: Callable[[], list[float]], sender: Connection) -> None:
-    """Send what the function returns, or None if it raises an error; runs in the copy."""
-    # Threads of the original do not exist here, and waiting for one would not end.
+def send_answer(function: Callable[[], list[float]], sender: Connection) -> None:
+    """Send what the function returns or, if it raises an error, the error as text; runs in the fork."""
+    # The fork has none of torch's worker threads, and a computation that waited for one would never end.
     torch.set_num_threads(1)
     try:
-        numbers = function()
-    except BaseException:
-        numbers = None
-    sender.send(numbers)
+        answer = function()
+    except BaseException as error:
+        answer = f"{type(error).__name__}: {error}"
+    sender.send(answer)

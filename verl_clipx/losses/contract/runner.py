@@ -1,4 +1,4 @@
-"""Checks that a loss of your own keeps the contract, and says for each check whether it is kept, and why not."""
+"""Checks that a loss of your own keeps the contract, and says for each check whether it is kept and, if not, why."""
 
 import inspect
 import sys
@@ -11,6 +11,7 @@ from verl_clipx.losses.applying.user_method import find_method
 from verl_clipx.losses.contract import contract
 from verl_clipx.losses.methods import Method
 
+# What no check of the contract can find.
 UNSEEN = (
     "Not seen: what changes after more calls, with the time, the environment or the tensors' layout in memory; narrow "
     "bands of the ratio or the probability; statistics that leave out late tokens; other weights on an accelerator or "
@@ -18,7 +19,7 @@ UNSEEN = (
     "size, for a stream or event of CUDA, and in copies that a library outside PyTorch makes."
 )
 
-
+# The remark about a weight that ignores the ratio: the sentence that does not hold, and why.
 FOLLOWS_THE_RATIO = "The weight follows the ratio of the current to the old policy."
 IGNORES_THE_RATIO = (
     "F is the same at every ratio, as in REINFORCE, so that nothing limits how far an update goes. If that isn't what "
@@ -27,7 +28,14 @@ IGNORES_THE_RATIO = (
 
 
 class Checked(NamedTuple):
-    """A check in one sentence, and why it failed, with the file and line of the loss, was skipped or is remarked on."""
+    """The outcome of a check.
+
+    Args:
+        check: what was checked, in one sentence.
+        outcome: whether the loss keeps it.
+        why: why the check failed, with the file and line of the loss, why it was skipped, or what the remark is; empty
+            if the check is kept.
+    """
 
     check: str
     outcome: Literal["kept", "failed", "skipped", "remark"]
@@ -35,34 +43,35 @@ class Checked(NamedTuple):
 
 
 def check_method(method: Method) -> Iterator[Checked]:
-    """Checks the contract on a method.
+    """Check the contract on a method, and yield the outcome of each check.
 
-    An error that the loss itself raises is its own finding, and ends the checks. The compiled loss is checked last,
-    only if no other check failed. A weight that ignores the ratio gets a remark, which is no failure.
+    If the loss itself raises an error, the error is reported as a failed check of its own, and no further check is
+    made. The compiled loss is checked last, and only if no other check failed. A weight that ignores the ratio gets a
+    remark, which is no failure.
     """
     failed = False
     for check in (*contract.CHECKS, *contract.COMPILED_CHECKS):
-        name = first_line(check)
-        lifted = [flag for flag in contract.LIFTED_BY.get(check, ()) if getattr(method, flag)]
         if check in contract.COMPILED_CHECKS and failed:
             return
+        name = first_line(check)
+        flags_that_lift = [flag for flag in contract.LIFTED_BY.get(check, ()) if getattr(method, flag)]
         try:
-            if lifted:
-                raise contract.NotChecked(f"{lifted[0]}=True")
+            if flags_that_lift:
+                raise contract.NotChecked(f"{flags_that_lift[0]}=True")
             check(method)
-            yield Checked(name, "kept")
+            yield Checked(check=name, outcome="kept")
         except contract.NotChecked as reason:
             yield Checked(check=name, outcome="skipped", why=str(reason))
         except AssertionError as failure:
             failed = True
-            yield Checked(check=name, outcome="failed", why=f"{place_of(method, failure)}{failure}")
-            # The others would only repeat it.
+            yield Checked(check=name, outcome="failed", why=f"{find_place(method, failure)}{failure}")
+            # The other checks would only repeat this failure.
             if check is contract.one_weight_per_token:
                 return
-        # A loss that ends the process would end it without a verdict.
+        # SystemExit too: a loss that raises it would otherwise end the process before there is a verdict.
         except (Exception, SystemExit) as failure:
             computing = contract.the_loss_can_be_computed
-            message = f"{place_of(method, failure)}{type(failure).__name__}: {failure}"
+            message = f"{find_place(method, failure)}{type(failure).__name__}: {failure}"
             if check is not computing:
                 message += f" This is what happened while checking: {name}"
             yield Checked(check=first_line(computing), outcome="failed", why=message)
@@ -72,40 +81,55 @@ def check_method(method: Method) -> Iterator[Checked]:
 
 
 def first_line(check: Callable[[Method], None]) -> str:
-    """Says what a check is about, in one sentence."""
+    """Return what a check is about, in one sentence."""
     return (check.__doc__ or check.__name__).strip().partition("\n")[0]
 
 
-def place_of(method: Method, failure: BaseException) -> str:
-    """Returns the file and line of a loss, followed by a colon; empty for a loss that no file defines.
+def find_place(method: Method, failure: BaseException) -> str:
+    """Return the file and line of a loss, followed by a colon and a blank; empty if they cannot be found.
 
-    The line is the one that raised or, if no line of the file did, the first line of the loss's definition.
+    The line is the innermost one of the loss's file in the traceback or, if the traceback has none, the first line of
+    the loss's definition.
     """
-    kind = type(method)
+    method_class = type(method)
     try:
         # This is the function if the class was made from a decorated function.
-        defined = attrgetter(kind.__qualname__)(sys.modules[kind.__module__])
-        file = inspect.getsourcefile(defined)
-        _, line = inspect.getsourcelines(defined)
-    except (AttributeError, KeyError, OSError, TypeError):
+        source_object = attrgetter(method_class.__qualname__)(sys.modules[method_class.__module__])
+    except (AttributeError, KeyError):
+        # The loss was defined inside a function.
+        source_object = method_class
+    try:
+        file = inspect.getsourcefile(source_object)
+    except (OSError, TypeError):
         return ""
+    lines_of_file = []
     for frame in traceback.extract_tb(failure.__traceback__):
         if frame.filename == file:
-            # The last of them is where it was raised.
-            line = frame.lineno
-    return f"{file}:{line}: "
+            lines_of_file.append(frame.lineno)
+    if lines_of_file:
+        # A traceback ends with its innermost frame.
+        return f"{file}:{lines_of_file[-1]}: "
+    try:
+        _, first_line_of_definition = inspect.getsourcelines(source_object)
+    except (OSError, TypeError):
+        return ""
+    return f"{file}:{first_line_of_definition}: "
 
 
 def check_loss(loss: type[Method] | Callable[..., Any]) -> None:
-    """Checks the contract on a loss of your own, for use in your tests.
+    """Check the contract on a loss of your own, for use in your tests.
 
     Args:
         loss: a subclass of `Method`, or a function decorated with `register_loss`.
 
     Raises:
-        AssertionError: the loss breaks the contract; names each check that failed.
+        AssertionError: the loss breaks the contract; the message names each check that failed.
         ValueError: `loss` is neither of the two, or it cannot be built.
     """
-    failures = [f"{name} {why}" for name, outcome, why in check_method(find_method(loss)()) if outcome == "failed"]
+    method = find_method(loss)()
+    failures = []
+    for checked in check_method(method):
+        if checked.outcome == "failed":
+            failures.append(f"{checked.check} {checked.why}")
     if failures:
         raise AssertionError("\n".join(failures))
