@@ -195,8 +195,11 @@ def test_a_weight_that_is_not_finite_hides_no_other_sequence():
     ("changes", "named"),
     [
         (dict(mask=torch.zeros(8, 24, dtype=torch.bool)), "mask has no token"),
-        (dict(advantages=torch.full((8, 24), math.nan, dtype=torch.float64)), "finite at no token in mask"),
-        (dict(correction=math.inf), "finite at no token in mask"),
+        (
+            dict(advantages=torch.full((8, 24), math.nan, dtype=torch.float64)),
+            "no token in mask has a finite announced gradient",
+        ),
+        (dict(correction=math.inf), "no token in mask has a finite announced gradient"),
     ],
     ids=["an empty mask", "advantages", "a weight"],
 )
@@ -235,6 +238,8 @@ WRONG_CALLS = {
     "a mask of -1": (dict(mask=torch.full((8, 24), -1)), "mask has the value -1"),
     "a mask that is not a number": (dict(mask=torch.full((8, 24), math.nan)), "mask has the value nan"),
     "a shorter mask": (dict(mask=torch.ones(8, 23)), "mask"),
+    "a text as a weight": (dict(correction="2"), "correction is '2': give a number or a tensor"),
+    "a boolean as a factor": (dict(aggregation=True), "aggregation is True: give a number or a tensor"),
     "a weight for each place": (dict(correction=torch.ones(24)), "correction"),
     "a weight for each sequence": (dict(correction=torch.ones(8)), r"correction\[:, None\]"),
     "weights of other sequences": (dict(correction=torch.ones(7, 1)), "correction"),

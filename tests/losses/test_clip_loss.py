@@ -136,6 +136,7 @@ def test_statistics_of_few_tokens_are_warned_of_once():
         ("dapo", {"pull": {"estimator": "k3"}}, TOKENS, "is not a parameter of dapo. Add it to the loss"),
         ("grpo", {"update": "lopti"}, TOKENS, "clipx.update=lopti: is not a parameter of grpo. .* clip_loss takes"),
         ("grpo", {"clip_high": 0.28}, TOKENS, "clipx.clip_high=0.28: must be .* write 1.28"),
+        ("grpo", {"hold": "clip_fraction"}, TOKENS, r"write \+clipx/hold=clip_fraction or .*as a dictionary\.$"),
         ("dapo", {"mask": "opsm"}, TOKENS, "clipx.mask.delta=null: opsm has no value that suits every run"),
     ],
 )

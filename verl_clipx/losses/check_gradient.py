@@ -21,10 +21,10 @@ class GradientCheck(NamedTuple):
     """The result of `check_gradient`; true if no token differs.
 
     Args:
-        difference: the largest difference of a token, relative to the size of its announced gradient; infinite if the
-            trainer's gradient is not finite somewhere.
-        tokens: sequence and position of each token that differs, int64, (tokens, 2).
-        pattern: which tokens differ, in words; empty if none does.
+        difference: the largest difference of a token's gradient from the announced one, relative to the size of the
+            token's announced gradient; infinite if the trainer's gradient is not finite somewhere.
+        tokens: the sequence and the position of each token that differs, int64, (tokens, 2).
+        pattern: which tokens differ, in words; empty if no token differs.
         not_compared: how many tokens of the mask have an announced gradient that is not finite.
     """
 
@@ -66,21 +66,21 @@ def check_gradient(
 ) -> GradientCheck:
     """Compare a trainer's gradient with that of an announced loss, as the receipt of a run does.
 
-    Give it ratios beyond every bound and advantages of both signs: at ratio 1 nearly all losses are alike. A token
-    whose announced gradient is not finite, such as one with a NaN in its inputs, is not compared.
+    Give it ratios beyond every bound and advantages of both signs, because at ratio 1 nearly all losses are alike. A
+    token whose announced gradient is not finite, such as one with a NaN in its inputs, is not compared.
 
     Args:
         log_prob, old_log_prob, advantages, mask, decision: as for `ClipLoss`.
-        gradient: of the trainer's scalar loss on log_prob, (sequences, length).
-        loss: a name as for `clip_loss`, or what that returned, as with a modifier `mask`.
-        aggregation: one of AGGREGATIONS over the tokens in `mask`, or what the trainer multiplies each token's loss by:
-            a number or a tensor, as `correction`.
-        correction: announced weights of a rollout correction: a number, (sequences, length), (sequences, 1) for one
-            weight a sequence, or (1, length).
+        gradient: the gradient of the trainer's scalar loss with respect to log_prob, (sequences, length).
+        loss: a name as for `clip_loss`, or a loss that `clip_loss` returned, for example one with a modifier `mask`.
+        aggregation: one of AGGREGATIONS over the tokens in `mask`, or the factor by which the trainer multiplies each
+            token's loss: a number or a tensor, as for `correction`.
+        correction: the announced weights of a rollout correction: a number; or a tensor of shape (sequences, length),
+            of shape (sequences, 1) for one weight per sequence, or of shape (1, length) for one weight per position.
         **further: rollout_log_prob, entropy and group as for `ClipLoss`, and parameters of the loss.
 
     Raises:
-        ValueError: an argument is of another kind, shape or size, or is not known; no token can be compared.
+        ValueError: an argument has a wrong type, shape or dtype, or is not known; or no token can be compared.
     """
     tensors = {"log_prob": log_prob, "old_log_prob": old_log_prob, "advantages": advantages, "gradient": gradient}
     for name, tensor in tensors.items():
@@ -106,14 +106,15 @@ def check_gradient(
     gradient = gradient.detach().to(log_prob)
 
     def announce_gradient(shift: float) -> Tensor:
-        """Return the announced loss's gradient where log_prob is moved by `shift`, (sequences, length)."""
+        """Return the gradient of the announced loss if log_prob is moved by `shift`, (sequences, length)."""
         moved_inputs = inputs._replace(log_prob=inputs.log_prob + shift)
         weighted = apply(settings.method, settings.shaping, moved_inputs, decision).weighted
-        # Outside the mask it is set to 0: with an empty mask the share of a mean is infinite, and 0 times it NaN.
+        # Outside the mask the gradient is set to 0. The factor of a mean over an empty mask is infinite, and 0 times
+        # infinity would be NaN.
         return torch.where(inputs.mask, -weighted * share, 0.0)
 
     announced = announce_gradient(0.0)
-    # Rounding may put a token on either side of a bound, so that the gradient of either side is as announced.
+    # Rounding may put a token on either side of a bound, so the gradients on both sides count as announced.
     announced_gradients = torch.stack([announced, announce_gradient(ROUNDING), announce_gradient(-ROUNDING)])
     at_ratio_1 = (inputs.advantages * share).where(inputs.mask, 0)
     difference = apart(gradient, announced_gradients, at_ratio_1, besides=torch.zeros_like(gradient))
@@ -139,8 +140,9 @@ def make_announced_loss(loss: str | ClipLoss, parameters: dict[str, Any]) -> Cli
     """Return the announced loss.
 
     Args:
-        loss: a name as for `clip_loss`, or what that returned.
-        parameters: those of a loss that is given by its name; what `clip_loss` returned has its own.
+        loss: a name as for `clip_loss`, or a loss that `clip_loss` returned.
+        parameters: the parameters of a loss that is given by its name. A loss that `clip_loss` returned has its own
+            parameters and takes no others.
 
     Raises:
         ValueError: `loss` is neither of the two, or a parameter is not known.
@@ -155,7 +157,7 @@ def make_announced_loss(loss: str | ClipLoss, parameters: dict[str, Any]) -> Cli
 
 
 def require_tensor(name: str, value: Any) -> None:
-    """Raise ValueError, which names the argument, unless it is a tensor."""
+    """Raise ValueError unless an argument is a tensor; the message names the argument."""
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} is {value!r:.60}: give a tensor.")
 
@@ -163,22 +165,22 @@ def require_tensor(name: str, value: Any) -> None:
 def require_mask(mask: Any) -> None:
     """Raise ValueError unless the mask is a tensor of zeros and ones."""
     require_tensor("mask", mask)
-    others = mask[(mask != 0) & (mask != 1)]
-    if len(others):
+    other_values = mask[(mask != 0) & (mask != 1)]
+    if len(other_values):
         raise ValueError(
-            f"mask has the value {others[0].item():g}: give True or 1 where a token counts, else False or 0."
+            f"mask has the value {other_values[0].item():g}: give True or 1 where a token counts, else False or 0."
         )
 
 
 def require_numbers(name: str, value: Any) -> None:
-    """Raise ValueError, which names the argument, unless it is a tensor of floating-point numbers."""
+    """Raise ValueError unless an argument is a tensor of floating-point numbers; the message names the argument."""
     require_tensor(name, value)
     if not value.is_floating_point():
         raise ValueError(f"{name} is {value.dtype}: give a tensor of floating-point numbers.")
 
 
 def require_optional(tensors: dict[str, Any]) -> None:
-    """Raise ValueError, which names the argument, for one of the optional tensors (NEEDED) that has a wrong type."""
+    """Raise ValueError if one of the optional tensors (NEEDED) has a wrong type; the message names the argument."""
     for name, tensor in tensors.items():
         if tensor is None:
             continue
@@ -192,9 +194,9 @@ def require_decision(settings: LossSettings, inputs: Inputs, decision: Any) -> N
     """Raise ValueError unless a decision has the shape that the method's decisions have.
 
     Args:
-        settings: the announced loss's method, and what shapes the advantages.
+        settings: the settings of the announced loss.
         inputs: the tokens that are compared.
-        decision: what the user gave: the vector from which the method's bounds follow.
+        decision: the argument that the user gave: the vector from which the method's bounds follow.
     """
     require_numbers("decision", decision)
     statistics = token_statistics(settings.method, settings.shaping, inputs)
@@ -207,28 +209,35 @@ def require_decision(settings: LossSettings, inputs: Inputs, decision: Any) -> N
 
 
 def make_factor(name: str, value: Any, log_prob: Tensor) -> Tensor:
-    """Return what every token's loss is multiplied by, of log_prob's dtype, which broadcasts to its shape.
+    """Return the factor of every token's loss as a detached tensor.
 
     Args:
-        name: the argument that the user gave, for the message.
-        value: what it is: a number, or a tensor of log_prob's shape, of one number a sequence or of one a position.
+        name: the name of the argument that the user gave, for the message.
+        value: the argument: a number; or a floating-point tensor of shape (sequences, length), of shape (sequences, 1)
+            for one number per sequence, or of shape (1, length) for one number per position. A tensor of one number,
+            () or (1, 1), is allowed too.
         log_prob: (sequences, length).
 
+    Returns:
+        The factor, with log_prob's dtype and device; it broadcasts to log_prob's shape.
+
     Raises:
-        ValueError: it is no number and no tensor of an allowed shape; names the argument.
+        ValueError: the value is neither a number nor a floating-point tensor of an allowed shape. The message names the
+            argument.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return torch.as_tensor(value).to(log_prob)
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} is {value!r:.60}: give a number or a tensor.")
     require_numbers(name, value)
     sequences, length = log_prob.shape
-    allowed = [(sequences, length), (sequences, 1), (1, length), (1, 1), ()]
-    if tuple(value.shape) not in allowed:
-        wanted = f"give a number, {(sequences, length)}, {(sequences, 1)} or {(1, length)}"
-        hint = ""
+    allowed_shapes = [(sequences, length), (sequences, 1), (1, length), (1, 1), ()]
+    if tuple(value.shape) not in allowed_shapes:
+        advice = f"give a number, {(sequences, length)}, {(sequences, 1)} or {(1, length)}."
         if value.shape == (sequences,):
-            # Broadcasting would take a tensor of one dimension for one number a position.
-            hint = f" For one number a sequence, write {name}[:, None]."
-        raise ValueError(f"{name} is {tuple(value.shape)}, but log_prob is {tuple(log_prob.shape)}: {wanted}.{hint}")
+            # Broadcasting would take a tensor of one dimension for one number per position.
+            advice += f" For one number per sequence, write {name}[:, None]."
+        raise ValueError(f"{name} is {tuple(value.shape)}, but log_prob is {tuple(log_prob.shape)}: {advice}")
     return value.detach().to(log_prob)
 
 
@@ -237,13 +246,13 @@ def explain_nothing_to_compare(mask: Tensor) -> str:
     if not mask.any():
         return "mask has no token: nothing can be compared."
     return (
-        "the announced gradient is finite at no token in mask, so nothing can be compared. Look for NaN and infinity "
+        "no token in mask has a finite announced gradient, so nothing can be compared. Look for NaN and infinity "
         "in log_prob, old_log_prob, advantages, aggregation, correction and decision."
     )
 
 
 def make_aggregation_factor(aggregation: str | Tensor | float, mask: Tensor, log_prob: Tensor) -> Tensor:
-    """Return what the trainer's aggregation multiplies each token's loss by.
+    """Return the factor by which the trainer's aggregation multiplies each token's loss.
 
     Args:
         aggregation: as for `check_gradient`.
@@ -251,7 +260,7 @@ def make_aggregation_factor(aggregation: str | Tensor | float, mask: Tensor, log
         log_prob: (sequences, length).
 
     Returns:
-        Of log_prob's dtype; it broadcasts to log_prob's shape.
+        The factor, with log_prob's dtype and device; it broadcasts to log_prob's shape.
 
     Raises:
         ValueError: the aggregation is none of AGGREGATIONS, and neither a number nor a tensor that fits.
@@ -260,7 +269,7 @@ def make_aggregation_factor(aggregation: str | Tensor | float, mask: Tensor, log
         return make_factor("aggregation", aggregation, log_prob)
     weight = sequence_weight(mask, aggregation, log_prob.dtype)
     if weight is None:
-        raise ValueError(f"aggregation={aggregation!r} must be one of {', '.join(AGGREGATIONS)}, or a tensor.")
+        raise ValueError(f"aggregation={aggregation!r} must be one of {', '.join(AGGREGATIONS)}, a number or a tensor.")
     return torch.as_tensor(weight).to(log_prob)
 
 

@@ -15,13 +15,14 @@ from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.groups import group_names, node_of
 from verl_clipx.losses.methods import METHODS, method_named
 from verl_clipx.losses.modifiers import MODIFIERS
-from verl_clipx.losses.modifiers.masks import remaining
-from verl_clipx.losses.settings import LossSettings, built_node
+from verl_clipx.losses.modifiers.masks import apply_mask_rule
+from verl_clipx.losses.settings import LossSettings, build_node
 
 # Those of 64 sequences in docs/dev/measurements.md, over which ACPO's clip still differed by 14 %.
 FEW_TOKENS = 16_384
 
-# The modifiers that act on a call's tokens alone; the others choose tokens or passes of a whole update.
+# The modifiers that work in any trainer, because they act on the tokens of one call. The others choose tokens or passes
+# of a whole update.
 ON_TOP = ("mask", "shaping", "hold")
 
 NEEDED = {
@@ -146,11 +147,9 @@ class ClipLoss:
                 wanted = " or ".join(map(str, allowed))
                 raise ValueError(f"{name} is {tuple(tensor.shape)}, but log_prob is {shape}: give {wanted}.")
         inputs = Inputs(log_prob, **{**given, "advantages": advantages.expand(shape), "mask": mask.bool()})
-        return inputs._replace(mask=remaining(self.settings.mask, inputs))
+        return inputs._replace(mask=apply_mask_rule(self.settings.mask, inputs))
 
 
-# What goes on top of a method in any trainer.
-ON_TOP = ("mask", "shaping", "hold")
 AVAILABLE = f"On top of a method, clip_loss takes {', '.join(f'{key}=' for key in ON_TOP)}."
 # Keys of the node of a run of verl's, and what there is instead.
 INSTEAD = {
@@ -205,7 +204,7 @@ def clip_loss(name: str, **parameters: Any) -> ClipLoss:
     for key in node:
         if node[key] == "???":
             raise Refusal(f"{NODE}.{key}", node[key], f"{name} has no value of its own", f"Give {key}=.")
-    modifiers = {key: built_node(node[key], MODIFIERS[key]) for key in ON_TOP if key in node}
+    modifiers = {key: build_node(node[key], MODIFIERS[key]) for key in ON_TOP if key in node}
     chosen = method(**{key: value for key, value in node.items() if key in own})
     return ClipLoss(LossSettings(method=chosen, **modifiers))
 

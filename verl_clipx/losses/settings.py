@@ -16,11 +16,11 @@ from verl_clipx.losses.modifiers.pull import PulledMethod, pulled
 
 
 def node_parameter(key: str, kinds: tuple[type[Parameters], ...], meaning: str) -> Any:
-    """Return a parameter that is a node, which its own group fills; null without that group.
+    """Return a parameter whose value is a node. A group under `clipx/KEY` sets it; without a group it is null.
 
     Args:
         key: the node's key under the clipx node.
-        kinds: the classes of which the node may be.
+        kinds: the classes that the node may have.
         meaning: as for `parameter`.
     """
     names = " or ".join(kind.__name__ for kind in kinds)
@@ -60,6 +60,7 @@ class LossSettings(Parameters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # `dataclasses.replace` builds the settings again, with a method that these modifiers have changed already.
         if self.hold is not None and not isinstance(self.method, HeldBounds):
             object.__setattr__(self, "method", held(self.method, self.hold))
         if self.pull is not None and not isinstance(self.method, PulledMethod):
@@ -67,48 +68,57 @@ class LossSettings(Parameters):
 
     @property
     def asks_for(self) -> tuple[str, ...]:
-        """Those of `tokens.OPTIONAL` that the method or the mask needs."""
-        of_mask = () if self.mask is None or "rollout_log_prob" in self.method.asks_for else ("rollout_log_prob",)
-        return (*self.method.asks_for, *of_mask)
+        """The optional fields of the tokens (`OPTIONAL` in base/tokens.py) that the method or the mask needs."""
+        fields = self.method.asks_for
+        if self.mask is not None and "rollout_log_prob" not in fields:
+            # Every mask compares a policy with the sampler.
+            return (*fields, "rollout_log_prob")
+        return fields
 
     @property
     def adaptive(self) -> bool:
-        """Returns whether the bounds depend on statistics."""
+        """Whether the bounds depend on statistics."""
         return self.method.statistics_size > 0
 
     @property
     def needs_entropy(self) -> bool:
-        """Returns whether the loss needs the current policy's entropy."""
+        """Whether the loss needs the current policy's entropy."""
         return self.select is not None or "entropy" in self.method.asks_for
 
     @property
     def selects_over_mini_batch(self) -> bool:
-        """Returns whether entropy selection needs a threshold over the mini-batch."""
+        """Whether entropy selection needs a threshold over the mini-batch."""
         return self.select is not None and self.select.over == "mini_batch"
 
 
-def built_node(node: Any, kinds: tuple[type[Parameters], ...]) -> Any:
-    """Return a node as an instance of its class; null, and what is built already, as they are.
+def build_node(node: Any, kinds: tuple[type[Parameters], ...]) -> Any:
+    """Build a node: return an instance of its class. None and an instance are returned unchanged.
 
     Args:
-        node: the node's values by key; where there are several classes, `rule` names one, the first without it.
-        kinds: the classes of which the node may be.
+        node: None, an instance, or a mapping from key to value. If there are several classes, the key `rule` names the
+            class; without it, the node has the first class.
+        kinds: the classes that the node may have.
 
     Raises:
-        Refusal: the node is no node, or names another rule or parameter.
+        Refusal: the node is not a mapping, it names an unknown rule or parameter, or one of its values is not allowed.
     """
     if node is None or isinstance(node, kinds):
         return node
-    kind = kinds[0]
+    default_class = kinds[0]
+    key = default_class.node
     if not isinstance(node, Mapping):
-        group = kind.node.replace(".", "/")
-        raise Refusal(kind.node, node, "it has a group of its own", f"Choose +{group}={', '.join(group_names(group))}.")
-    given = dict(node)
+        group = key.replace(".", "/")
+        overrides = " or ".join(f"+{group}={name}" for name in group_names(group))
+        advice = f"On the command line, write {overrides}; in Python, give its parameters as a dictionary."
+        raise Refusal(key, node, "must be a node of settings, not a single value", advice)
+    values = dict(node)
+    chosen_class = default_class
     if len(kinds) > 1:
-        rules = {known.rule: known for known in kinds}
-        rule = given.pop("rule", kind.rule)
-        if rule not in rules:
-            raise Refusal(f"{kind.node}.rule", rule, f"must be one of {', '.join(rules)}")
-        kind = rules[rule]
-    reject_unknown(given, [field.name for field in dataclasses.fields(kind)], kind.node, kind.__name__)
-    return kind(**given)
+        class_by_rule = {candidate.rule: candidate for candidate in kinds}
+        rule = values.pop("rule", default_class.rule)
+        if rule not in class_by_rule:
+            raise Refusal(f"{key}.rule", rule, f"must be one of {', '.join(class_by_rule)}")
+        chosen_class = class_by_rule[rule]
+    parameters = [field.name for field in dataclasses.fields(chosen_class)]
+    reject_unknown(values, parameters, key, chosen_class.__name__)
+    return chosen_class(**values)

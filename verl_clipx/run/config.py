@@ -15,7 +15,7 @@ from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.losses.groups import OBSERVE, swap_by
 from verl_clipx.losses.methods import METHODS, Method, method_named
 from verl_clipx.losses.modifiers import MODIFIERS
-from verl_clipx.losses.settings import LossSettings, built_node, node_parameter
+from verl_clipx.losses.settings import LossSettings, build_node, node_parameter
 from verl_clipx.run.trace import Trace
 
 # From the keys under the clipx node that have groups of their own to the classes of their nodes.
@@ -179,7 +179,7 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
 
 def with_node(key: str, node: Any) -> Any:
     """Builds a node by its key's own class in `NODES`; returns any other value as it is."""
-    return built_node(node, NODES[key]) if key in NODES else node
+    return build_node(node, NODES[key]) if key in NODES else node
 
 
 def clip_range(actor: Mapping[str, Any]) -> Bounds:

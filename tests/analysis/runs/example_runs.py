@@ -16,7 +16,7 @@ from verl_clipx.losses.applying.token_trace import token_trace
 from verl_clipx.losses.base.method import find_declarations
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.methods import method_named
-from verl_clipx.losses.modifiers.masks import Mask, remaining
+from verl_clipx.losses.modifiers.masks import Mask, apply_mask_rule
 from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.run.run_files import METRICS, traces_path
 from verl_clipx.run.trace_format import Shard, UpdateFacts, read_shards, regions_of, write_shard
@@ -124,7 +124,7 @@ def _update(method, batch: dict[str, Tensor], update: int, generator: torch.Gene
     every, out = inputs, torch.zeros_like(inputs.mask)
     if mask is not None:
         every = inputs._replace(rollout_log_prob=old + 0.2 * torch.randn(old.shape, generator=generator))
-        inputs = every._replace(mask=remaining(mask, every))
+        inputs = every._replace(mask=apply_mask_rule(mask, every))
         out = every.mask & ~inputs.mask
     applied = apply(method, None, inputs)
     metrics = token_metrics(token_loss(method, None, inputs, applied.decision).sums)

@@ -256,13 +256,13 @@ KEPT_BY_THE_PLUGIN = {
         "are read",
     ),
     contract.not_finite_inside_the_mask_reaches_the_gradient: (
-        "losses.applying.loss.finite",
+        "losses.applying.loss.find_finite_tokens",
         lambda t: torch.ones_like(t.mask),
         "log_prob=inf, statistics its own: the loss is finite",
     ),
-    # As good as `finite` uncompiled; to the compiler it is true of every number.
+    # As good as `find_finite_tokens` uncompiled; to the compiler it is true of every number.
     contract.compiled_it_is_the_same: (
-        "losses.applying.loss.finite",
+        "losses.applying.loss.find_finite_tokens",
         lambda t: (t.log_prob - t.old_log_prob + t.advantages) * 0 == 0,
         "compiled, log_prob=inf, statistics its own: the loss is finite",
     ),

@@ -11,7 +11,7 @@ import torch
 
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.losses.base.tokens import Inputs
-from verl_clipx.losses.modifiers.masks import IcePop, OffPolicySequenceMask, remaining
+from verl_clipx.losses.modifiers.masks import IcePop, OffPolicySequenceMask, apply_mask_rule
 
 GOLDEN = numpy.load(Path(__file__).with_name("golden") / "masks.npz")
 FIELDS = ("log_prob", "old_log_prob", "advantages", "mask", "rollout_log_prob")
@@ -32,20 +32,20 @@ def golden_inputs(dtype=torch.float64):
     ],
 )
 def test_leaves_the_tokens_that_the_peer_leaves(name, mask):
-    assert torch.equal(remaining(mask, golden_inputs()), torch.from_numpy(GOLDEN[name]))
+    assert torch.equal(apply_mask_rule(mask, golden_inputs()), torch.from_numpy(GOLDEN[name]))
 
 
 def test_bounds_and_thresholds_belong_to_the_tokens_that_stay():
     ratio = torch.tensor([[0.5, 5.0, 0.49, 5.1]], dtype=torch.float64)
     zeros, every = torch.zeros_like(ratio), torch.ones_like(ratio, dtype=torch.bool)
     given = Inputs(zeros, ratio.log(), -torch.ones_like(ratio), every, rollout_log_prob=zeros)
-    assert remaining(IcePop(), given).tolist() == [[True, True, False, False]]
-    assert remaining(IcePop(low=None), given).tolist() == [[True, True, True, False]]
-    assert remaining(None, given).all()
+    assert apply_mask_rule(IcePop(), given).tolist() == [[True, True, False, False]]
+    assert apply_mask_rule(IcePop(low=None), given).tolist() == [[True, True, True, False]]
+    assert apply_mask_rule(None, given).all()
     # A mean log-ratio of the sampler to the current policy of exactly 0.5.
     given = given._replace(rollout_log_prob=zeros + 0.5)
-    assert remaining(OffPolicySequenceMask(delta=0.5), given).all()
-    assert not remaining(OffPolicySequenceMask(delta=0.49), given).any()
+    assert apply_mask_rule(OffPolicySequenceMask(delta=0.5), given).all()
+    assert not apply_mask_rule(OffPolicySequenceMask(delta=0.49), given).any()
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.rule)
@@ -53,14 +53,25 @@ def test_bounds_and_thresholds_belong_to_the_tokens_that_stay():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_token_that_is_not_finite_stays_and_junk_outside_changes_nothing(mask, field, value):
     given = golden_inputs()
-    before, tensor = remaining(mask, given), getattr(given, field)
+    before, tensor = apply_mask_rule(mask, given), getattr(given, field)
     outside = given._replace(**{field: torch.where(given.mask, tensor, value)})
-    assert torch.equal(remaining(mask, outside), before)
+    assert torch.equal(apply_mask_rule(mask, outside), before)
     inside = tensor.clone()
     inside[:, 0] = value
-    after = remaining(mask, given._replace(**{field: inside}))
+    after = apply_mask_rule(mask, given._replace(**{field: inside}))
     assert torch.equal(after[:, 0], given.mask[:, 0])
     assert not (after & ~given.mask).any()
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.rule)
+def test_a_token_whose_entropy_is_not_finite_stays(mask):
+    given = golden_inputs()
+    dropped = given.mask & ~apply_mask_rule(mask, given)
+    assert dropped.any()
+    entropy = torch.zeros_like(given.log_prob)
+    assert torch.equal(apply_mask_rule(mask, given._replace(entropy=entropy)), given.mask & ~dropped)
+    spoiled = torch.where(dropped, torch.nan, entropy)
+    assert torch.equal(apply_mask_rule(mask, given._replace(entropy=spoiled)), given.mask)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from verl_clipx.losses.applying.loss import apply
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.contract.contract import example
 from verl_clipx.losses.methods import BUILT_IN
-from verl_clipx.losses.modifiers.masks import remaining
+from verl_clipx.losses.modifiers.masks import apply_mask_rule
 from verl_clipx.run.config import build
 from verl_clipx.run.keys import BYPASS, MINI_BATCH, ROLLOUT_PROMPTS, ROLLOUT_RS, TRAINER_MODE
 from verl_clipx.run.schedule import schedule_of
@@ -231,7 +231,7 @@ def test_tokens_that_a_mask_takes_out_have_no_gradient_and_verls_normaliser_stay
     # The sampler differs from the old policy.
     batch["rollout_log_prob"] = batch["sampler_log_prob"] = batch["old_log_prob"] + 0.2 * noise
     names = ("log_prob", "old_log_prob", "advantages", "mask", "rollout_log_prob")
-    mask = remaining(config.policy_loss.clipx.mask, Inputs(**{name: batch[name] for name in names}))
+    mask = apply_mask_rule(config.policy_loss.clipx.mask, Inputs(**{name: batch[name] for name in names}))
     gone, total = batch["mask"] & ~mask, batch["mask"].sum()
     assert mask.any() and gone.any()
     signs = {"negative": batch["advantages"] < 0, "positive": batch["advantages"] > 0}

@@ -11,7 +11,7 @@ from verl_clipx.losses.applying.metrics import TOKENS, replace_sums_with_metrics
 from verl_clipx.losses.applying.token_trace import TokenTrace, token_trace
 from verl_clipx.losses.base.method import find_declarations
 from verl_clipx.losses.base.tokens import OPTIONAL, Inputs
-from verl_clipx.losses.modifiers.masks import remaining
+from verl_clipx.losses.modifiers.masks import apply_mask_rule
 from verl_clipx.run.config import Settings
 from verl_clipx.run.decided_from import DecidedFrom
 
@@ -150,7 +150,7 @@ def _inputs_under_mask(
     if settings.mask == run_modifier:
         return batch.inputs
     inputs_before = batch.inputs._replace(mask=mask_before)
-    return inputs_before._replace(mask=remaining(settings.mask, inputs_before))
+    return inputs_before._replace(mask=apply_mask_rule(settings.mask, inputs_before))
 
 
 def _factor_on_weight(settings: Settings, batch: TokenBatch, mask_before: Tensor, mask: Tensor) -> Tensor:

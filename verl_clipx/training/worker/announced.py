@@ -10,7 +10,7 @@ from torch import Tensor
 from verl_clipx.losses.applying.apart import RESOLVED, ROUNDING, apart, largest_known
 from verl_clipx.losses.applying.loss import apply, make_shaped_tokens, token_statistics
 from verl_clipx.losses.base.tokens import Inputs
-from verl_clipx.losses.modifiers.masks import mean_over_sequence, remaining
+from verl_clipx.losses.modifiers.masks import apply_mask_rule, mean_over_sequence
 from verl_clipx.run.config import Settings
 from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.run.record import RunRecord
@@ -136,7 +136,7 @@ class Announced:
         counts = torch.stack([pad_rows(mask).sum(dtype=torch.float64).cpu() for mask in masks])
         inputs = self.inputs
         if self.step.decided_from is DecidedFrom.RATIO_ONE:
-            inputs = self._at_ratio_1._replace(mask=remaining(self._settings.mask, self._at_ratio_1))
+            inputs = self._at_ratio_1._replace(mask=apply_mask_rule(self._settings.mask, self._at_ratio_1))
         first_stage = None
         if self.step.statistics is not None:
             first_stage = self.step.statistics[: self._settings.method.statistics_size]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verl_clipx.losses.base.method import Bounds
 from verl_clipx.losses.base.tokens import Inputs
-from verl_clipx.losses.modifiers.masks import remaining
+from verl_clipx.losses.modifiers.masks import apply_mask_rule
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.run.keys import CALCULATE_LOG_PROBS
@@ -341,7 +341,7 @@ def inputs_of(settings: Settings, micro_batch: MicroBatch, **tensors: Tensor) ->
     if micro_batch.counted is not None:
         tensors["advantages"] = torch.where(micro_batch.counted, tensors["advantages"], 0.0)
     inputs = Inputs(**tensors, counted=micro_batch.counted, **optional)
-    return inputs._replace(mask=remaining(settings.mask, inputs))
+    return inputs._replace(mask=apply_mask_rule(settings.mask, inputs))
 
 
 def call_of(
