@@ -231,6 +231,9 @@ def test_what_is_no_finding_or_one_at_once():
     assert rules_of((0.6, 0.3), (0.6, 0.3)) == ["reward decline"]
     assert rules_of((0.3, 0.6), (0.6, 0.57)) == rules_of((0.6, 0.3), (0.6, 0.6)) == []
     assert rules_of((0.6, 0.3, 0.6), (0.6, 0.3, 0.6)) == rules_of((0.6, 0.5), (0.6, 0.5)) == []
+    # Negative held-out scores count from the lowest of them.
+    assert rules_of((0.6, 0.3), (-1.0, -1.0)) == rules_of((0.6, 0.3), (-1.0, -0.5)) == []
+    assert rules_of((0.6, 0.3), (-0.5, -1.0)) == ["reward decline"]
     # An entropy of which 0.11 is more than a twentieth of the mean of the first three steps.
     run = run_of(pandas.DataFrame({keys.ENTROPY: [2.8] + [0.11] * 9}, index=range(1, 11)))
     assert [(one.rule.name, one.onset.step) for one in diagnose(run)] == [("entropy collapse", 2)]

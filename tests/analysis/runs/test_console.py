@@ -58,6 +58,10 @@ def test_metrics_whose_step_is_cut_off_are_not_lost_without_a_word(tmp_path):
     (tmp_path / "train.log").write_text(text)
     with pytest.warns(UserWarning, match="train.log: metrics without their step, and ignored: ' - critic/score/mean"):
         assert list(read_run(tmp_path / "train.log").log.index) == [1, 2, 3]
+    # One step lost two rows, the other none.
+    (tmp_path / "train.log").write_text(line(1) + ("│ critic/x:1 - critic/y:2\n" * 2) + line(2))
+    with pytest.warns(UserWarning, match="Damaged parts in all: 2"):
+        assert list(read_run(tmp_path / "train.log").log.index) == [1, 2]
     # Where a border stands before every further row, the whole is refused.
     (tmp_path / "train.log").write_text("".join(line(step).strip() + "\n: " + line(9)[9:] for step in (1, 2)))
     assert "train.log: metrics without their step" in clipx("diagnose", tmp_path / "train.log", code=1)

@@ -970,7 +970,8 @@ def _say_fall_of_reward(values: pandas.Series, place: int, kept: float) -> str:
     return evidence
 
 
-# A level that ends below this part of its best has fallen. For validations, which are fewer, the part is larger.
+# A level that ends below this part of its best has fallen. A held-out score has fallen below a larger part, since it is
+# a mean over many answers.
 KEPT_REWARD = 0.75
 KEPT_HELD_OUT = 0.9
 
@@ -983,31 +984,42 @@ KEPT_HELD_OUT = 0.9
     heuristic=True,
 )
 def find_reward_decline(run: Run) -> Onset | None:
-    """The rule is met if the reward fell for good, but not far enough for a collapse.
+    """The rule is met if the reward fell and was still low at the end, but did not fall far enough for a collapse.
 
-    If there are held-out scores, one of them must have fallen too.
+    If held-out scores were logged at least twice, those of one data set must have fallen too.
     """
     values = training_values(run, keys.REWARD)
     rewards = values.to_numpy()
     place = collapse(rewards, KEPT_REWARD)
-    if place is None or collapse(rewards) is not None:
+    has_collapsed = collapse(rewards) is not None
+    if place is None or has_collapsed:
         return None
-    lowest = min(0.0, values.min())
-    best = values.rolling(level_steps(len(values))).mean().max() - lowest
-    if last_level(rewards) - lowest >= KEPT_REWARD * best:
+    # As in `collapse`, levels count from 0, or from the lowest reward if that is negative.
+    zero = min(0.0, values.min())
+    best_level = values.rolling(level_steps(len(values))).mean().max() - zero
+    if last_level(rewards) - zero >= KEPT_REWARD * best_level:
         return None
-    validations = {key: run.values(key) for key in fnmatch.filter(run.log, keys.VALIDATIONS)}
-    validated = {key: scores for key, scores in validations.items() if len(scores) > 1}
-    fallen = [key for key, scores in validated.items() if scores.iloc[-1] < KEPT_HELD_OUT * scores.max()]
-    # If, for example, the prompts grow harder, only the training reward falls.
-    if validated and not fallen:
+    scores_by_key = {key: run.values(key) for key in fnmatch.filter(run.log, keys.VALIDATIONS)}
+    scores_by_key = {key: scores for key, scores in scores_by_key.items() if len(scores) > 1}
+    fallen = [key for key, scores in scores_by_key.items() if _has_fallen(scores)]
+    # Only the training reward fell, as it does when the prompts grow harder.
+    if scores_by_key and not fallen:
         return None
     evidence = f"{_say_fall_of_reward(values, place, KEPT_REWARD)}, {last_level(rewards):.3g} at the end"
     if fallen:
-        scores = validated[fallen[0]]
+        scores = scores_by_key[fallen[0]]
         best_step = scores.idxmax()
-        evidence += f"; {fallen[0]} {scores.iloc[-1]:.3g} at the end, in step {best_step} {scores[best_step]:.3g}"
+        evidence += f"; {fallen[0]} {scores.iloc[-1]:.3g} at the end, {scores[best_step]:.3g} in step {best_step}"
     return Onset(int(values.index[place]), evidence)
+
+
+def _has_fallen(scores: pandas.Series) -> bool:
+    """Returns whether held-out scores end below KEPT_HELD_OUT of their best.
+
+    As in `collapse`, they count from 0, or from the lowest if that is negative.
+    """
+    zero = min(0.0, scores.min())
+    return scores.iloc[-1] - zero < KEPT_HELD_OUT * (scores.max() - zero)
 
 
 # From this share on, cut answers are a finding.
