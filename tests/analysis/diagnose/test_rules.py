@@ -240,6 +240,25 @@ def test_what_is_no_finding_or_one_at_once():
 
 
 @pytest.mark.parametrize(
+    ("parameters", "highest", "is_met"),
+    [
+        ({}, 0.3, True),
+        ({"clipx.epsilon_max": 0.4}, 0.3, True),
+        # Some bin's bounds are at the limit, and tokens may be outside.
+        ({"clipx.epsilon_max": 0.4}, 0.4, False),
+        # Of five tokens each, the bins keep epsilon_base.
+        ({"clipx.min_tokens": 6}, 0.3, False),
+    ],
+)
+def test_bins_of_few_tokens_are_idle_only_where_sigma_decides_their_bounds(parameters, highest, is_met):
+    counts = {f"actor/clipx/count/bin_{index}": 5.0 for index in range(3)}
+    log = pandas.DataFrame(counts | {keys.EPSILON_HIGHEST: highest}, index=range(1, 11))
+    run = run_of(log, {"clipx.alpha": 3.0} | parameters)
+    names = [diagnosis.rule.name for diagnosis in diagnose(run)]
+    assert ("bounds idle: too few tokens a bin" in names) == is_met
+
+
+@pytest.mark.parametrize(
     ("clipped", "tokens"),
     [
         # Moved: the later updates clip three times as much as the first.
@@ -676,7 +695,7 @@ SCORES = {"critic/score/min": [0.0] * 5, "critic/score/max": [1.0] * 5}
         (FEW, {**BATCH, "clipx.alpha": 3.0}, "Lower clipx.alpha (here 3.0)", "larger"),
         (FEW, {**BATCH, "clipx.alpha": 3.0, "data.train_batch_size": 64}, "ppo_mini_batch_size (here 8) larger", "Low"),
         (FEW, {**BATCH, "clipx.alpha": 3.0, "clipx.scope": "micro_batch"}, "Set clipx.scope to mini_batch", "larger"),
-        (ANCHORED, BATCH, "Look whether", "off already"),
+        (ANCHORED, BATCH, "Check whether", "off already"),
         (ANCHORED, {**BATCH, BYPASS: True}, "bypass_mode (here True) to false", "Look"),
         (ANCHORED, {**BATCH, BYPASS: False}, "bypass_mode is off already", "whether"),
         (
@@ -692,7 +711,7 @@ SCORES = {"critic/score/min": [0.0] * 5, "critic/score/max": [1.0] * 5}
             "Set algorithm.rollout_correction.rollout_is to token",
             "If",
         ),
-        (WEIGHTS, {f"{CORRECTION}.rollout_is": "token"}, "Look why sampler and trainer differ", "Set"),
+        (WEIGHTS, {f"{CORRECTION}.rollout_is": "token"}, "Find out why the sampler and the trainer differ", "Set"),
         (DRIFTED, {}, "Correct for the sampler (algorithm.rollout_correction)", "already"),
         (DRIFTED, {"algorithm.rollout_correction.rollout_is": "token"}, "rollout_is is on already", "Correct"),
         (DRIFTED, {BYPASS: True}, "Narrow the bounds", "Correct"),

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy
 import pandas
 
-from verl_clipx.analysis.diagnose.timeline import Change, changes, is_clock, list_first, step_lines
+from verl_clipx.analysis.diagnose.timeline import Change, changes, is_clock, join_first, step_lines
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
 
@@ -105,7 +105,7 @@ def say_where(first_name: str, second_name: str, parting: Parting) -> list[str]:
     if parting.step is None:
         return [f"{both_names} log the same in all steps that both have."]
     if parting.same_samples:
-        values = list_first([f"{key} {first:.6g} and {second:.6g}" for key, (first, second) in parting.values.items()])
+        values = join_first([f"{key} {first:.6g} and {second:.6g}" for key, (first, second) in parting.values.items()])
         return [f"{both_names} begin with the same samples and part at step {parting.step}: {values}."]
     beginning = (
         f"{both_names} differ from their first step on, as runs with other samples do, so no single value says where "

@@ -241,7 +241,7 @@ def fill_bins(run: Run) -> str:
 
 
 def raise_target(run: Run) -> str:
-    """Advises where bounds miss the target that they hold."""
+    """Advises what to do when bounds miss the target that they hold."""
     rounding = target_of_rounding(run)
     value = run.record.loss.modifiers.get("hold", {}).get("value")
     if rounding is None or not is_number(value) or rounding <= value:
@@ -253,50 +253,54 @@ def raise_target(run: Run) -> str:
 
 
 def recompute_ratio(run: Run) -> str:
-    """Advises where the ratio of a first update is not 1."""
+    """Advises what to do when the ratio of a first update is not 1."""
     bypass = run.record.correction.bypass
     if bypass:
         return f"Set {BYPASS} to false: with it the clip acts on the mismatch too."
     if bypass is None:
-        return f"Look whether {BYPASS} is on: the clip acts on the mismatch too."
-    return "Look how old the samples are (training/off_policy/trajectory_staleness/mean): bypass_mode is off already."
+        return f"Check whether {BYPASS} is on: with it the clip acts on the mismatch too."
+    return "Check how old the samples are (training/off_policy/trajectory_staleness/mean): bypass_mode is off already."
 
 
 def score_tokens(run: Run) -> str:
-    """Advises how to tell which weights sampled."""
+    """Advises how to find out which weights drew the samples."""
     if run.traces is not None and not run.traces.is_dir():
-        return "Run again with +clipx/trace=prompts: clipx recompute RUN CHECKPOINT… then scores its tokens."
+        return "Run again with +clipx/trace=prompts: clipx recompute RUN CHECKPOINT… then scores the new run's tokens."
     return "Score its traced tokens with the checkpoints around that step: clipx recompute RUN CHECKPOINT…"
 
 
 def correct_sampler(run: Run) -> str:
-    """Advises where the policy leaves its sampler and nothing is clipped."""
+    """Advises what to do when the policy leaves its sampler and nothing is clipped."""
     correction = run.record.correction
     if correction.bypass:
-        return "Narrow the bounds: in bypass mode the clip's ratio is to the sampler, and yet nothing is clipped."
+        return "Narrow the bounds: in bypass mode the clip's ratio is taken to the sampler, and yet nothing is clipped."
     if correction.weights or correction.rejection:
         key = ROLLOUT_IS if correction.weights else ROLLOUT_RS
         return f"Give the sampler new weights more often: {key} is on already, and the clip does not see its ratio."
-    return f"Correct for the sampler ({OF_CORRECTION}): the clip's ratio is to recomputed log-probabilities."
+    return f"Correct for the sampler ({OF_CORRECTION}): the clip's ratio is taken to recomputed log-probabilities."
 
 
 def keep_old_groups(run: Run) -> str:
-    """Advises where groups are dropped for their age."""
+    """Advises what to do when groups are dropped for their age."""
     return (
         f"Set {TOO_OLD} to wait, or raise {OLDEST_ALLOWED}: a long answer takes longest, so dropping the oldest drops "
         "long answers first."
     )
 
 
-# verl's importance weights that are the product of the ratios of a whole response.
+# The value of rollout_is with which verl weights a whole response by the product of its tokens' ratios.
 OF_SEQUENCE = "sequence"
 
 
 def weigh_tokens(run: Run) -> str:
-    """Advises where the importance weights are worth few samples."""
+    """Advises what to do when the importance weights are worth few samples."""
     kind = run.record.correction.weights
     if kind is None:
-        return f"If {ROLLOUT_IS} is {OF_SEQUENCE}, set it to token: it multiplies the ratios of a whole response."
+        # The weights were logged, but the record does not say of which kind.
+        return (
+            f"If {ROLLOUT_IS} is {OF_SEQUENCE}, set it to token: with {OF_SEQUENCE}, a weight is the product of all "
+            "ratios of a response."
+        )
     if kind == OF_SEQUENCE:
-        return f"Set {ROLLOUT_IS} to token: {OF_SEQUENCE} multiplies the ratios of a whole response."
-    return f"Look why sampler and trainer differ ({keys.MISMATCH}): weights of single tokens should stay near 1."
+        return f"Set {ROLLOUT_IS} to token: with {OF_SEQUENCE}, a weight is the product of all ratios of a response."
+    return f"Find out why the sampler and the trainer differ ({keys.MISMATCH}): weights of single tokens should stay near 1."

@@ -209,15 +209,18 @@ def is_read_by_training(key: str) -> bool:
     return key == keys.HELD_OUT or key.startswith(keys.OF_TRAINING)
 
 
-# A finding names at most this many values that are not finite.
+# A finding names at most this many metrics and fields that are not finite.
 MOST_NAMED = 6
 
 
 def _find_first_onset(first_steps: dict[str, int]) -> Onset | None:
-    """Returns the onset of values that are not finite; None if there are none.
+    """Returns one onset for all values that are not finite: the earliest step, and up to MOST_NAMED descriptions.
+
+    None if there are no such values.
 
     Args:
-        first_steps: from the description of each such value to the first step that has it, the likeliest cause first.
+        first_steps: maps the description of each metric or field to the first step at which it is not finite. The
+            likeliest cause stands first.
     """
     if not first_steps:
         return None
@@ -499,7 +502,9 @@ def find_clipping_of_rounding(run: Run) -> Onset | None:
 
 
 def clips_like_floor(run: Run, window: pandas.DataFrame) -> bool:
-    """Returns whether later updates clip no larger share than the floor; False if too few tokens tell.
+    """Returns whether later updates clip no larger a share than the floor, except by chance.
+
+    False if there are too few tokens to tell.
 
     Args:
         run: the run.
@@ -511,8 +516,8 @@ def clips_like_floor(run: Run, window: pandas.DataFrame) -> bool:
         return False
     if exceeds(later, floor):
         return False
-    # If a rollout batch gets many updates, the first ones have few tokens. They may be so few that the later updates
-    # would not exceed even a floor of 0. Then they tell nothing.
+    # With many updates on a rollout batch, the first update has few of its tokens. With too few, even a floor without
+    # a clipped token would not be exceeded, so that "not exceeded" says nothing.
     return could_exceed(later, floor)
 
 
@@ -540,15 +545,18 @@ def _say_clipped_like_floor(run: Run, window: pandas.DataFrame) -> str:
 def moves_policy(run: Run) -> bool:
     """Returns whether the log shows that updates move the policy.
 
-    It does if a gradient norm above 0 was logged, and a learning rate above 0 or none.
+    The log shows it if some gradient norm is above 0 and, in a log with learning rates, some learning rate is too.
     """
     rate = run.values(keys.LEARNING_RATE)
-    has_rate = rate.empty or bool((rate > 0).any())
-    return has_rate and bool((run.values(keys.GRADIENT_NORM) > 0).any())
+    rate_may_be_positive = rate.empty or bool((rate > 0).any())
+    return rate_may_be_positive and bool((run.values(keys.GRADIENT_NORM) > 0).any())
 
 
 def _find_target_share(run: Run) -> float | None:
-    """Returns BAPO's target for the share of positive tokens; None if there is none, or one for something else."""
+    """Returns BAPO's target for the share of positive tokens.
+
+    None if the run has no target, or if its target is not one for the share.
+    """
     parameters = run.record.loss.parameters
     is_share = parameters.get("contribution", "share") == "share"
     return parameters.get("target") if is_share else None
@@ -586,19 +594,28 @@ def find_search_not_started(run: Run) -> Onset | None:
     about=("clipx.alpha", keys.COUNTS),
 )
 def find_few_tokens(run: Run) -> Onset | None:
-    """The rule is met while most bins have so few tokens that none can lie outside the bounds.
+    """The rule is met while most bins have at least one token, but so few that none can lie outside the bounds.
 
-    Of n tokens none lies further than √(n − 1) standard deviations from their mean, and the bounds are at alpha
-    standard deviations.
+    Of n ratios, none is further than √(n − 1) standard deviations σ from their mean. The bounds are alpha σ +
+    epsilon_base away from 1, and the mean is taken to be less than epsilon_base away from 1. Bins that keep
+    epsilon_base, by min_tokens, or epsilon_max have other bounds. They don't count.
     """
     count_keys = keys.of_bins("count", run.log.columns)
-    alpha = run.record.loss.parameters.get("alpha")
+    parameters = run.record.loss.parameters
+    alpha = parameters.get("alpha")
     if not count_keys or alpha is None:
         return None
     counts = run.log.loc[run.log.index > 0, count_keys].dropna()
+    fewest = max(1, parameters.get("min_tokens") or 1)
     most = alpha**2 + 1
-    bins_with_few = ((counts > 0) & (counts <= most)).sum(axis=1)
-    step = first_lasting_step(bins_with_few > len(count_keys) / 2)
+    bins_with_few = ((counts >= fewest) & (counts <= most)).sum(axis=1)
+    is_met = bins_with_few > len(count_keys) / 2
+    epsilon_max = parameters.get("epsilon_max")
+    if epsilon_max is not None:
+        if keys.EPSILON_HIGHEST not in run.log:
+            return None
+        is_met &= run.log[keys.EPSILON_HIGHEST].reindex(counts.index) < epsilon_max
+    step = first_lasting_step(is_met)
     if step is None:
         return None
     return Onset(step, f"{keys.COUNTS} at most {most:g} in {bins_with_few[step]} of {len(count_keys)} bins")

@@ -51,8 +51,9 @@ ABOVE_NOISE = 4.0
 
 SOUGHT = f"jumped and stayed, rose fourfold within {WITHIN} logged steps, or spiked to {SPIKE:g} times all before"
 
-# The report names this many steps at most, and this many metrics of each.
+# The report names this many steps at most.
 SHOWN_STEPS = 6
+# A list in a sentence names at most this many items.
 SHOWN = 3
 
 # Time, throughput and counters, by how their keys begin; W&B's own keys begin with an underscore.
@@ -129,11 +130,11 @@ def step_lines(ordered_changes: Iterable[Change]) -> list[str]:
         if not change.stays:
             text += " (a spike)"
         steps.setdefault(change.step, []).append(text)
-    return [f"  step {step}: {list_first(texts)}" for step, texts in steps.items()][:SHOWN_STEPS]
+    return [f"  step {step}: {join_first(texts)}" for step, texts in steps.items()][:SHOWN_STEPS]
 
 
-def list_first(texts: list[str]) -> str:
-    """Returns a sentence's part with the first of some texts, and how many more there are."""
+def join_first(texts: list[str]) -> str:
+    """Returns the first SHOWN of some texts, separated by semicolons, and how many more there are."""
     shown = texts[:SHOWN]
     if len(texts) > SHOWN:
         shown.append(f"and {len(texts) - SHOWN} more")

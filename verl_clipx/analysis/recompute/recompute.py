@@ -427,9 +427,15 @@ def _find_distance(path: str, judgement: Judgement, index: int, responses: int) 
 
 
 def _say_shift(judgement: Judgement, scores: Scores, temperature: float) -> str | None:
-    """Says how the sampler's distribution differs from the configured one; None if it doesn't.
+    """Says how the sampler's distribution differs from the expected one; None if the two agree.
 
-    The text continues a sentence on how tokens were sampled.
+    The text ends a sentence such as "sampled in float32 from A".
+
+    Args:
+        judgement: of the same scores.
+        scores: of the responses under each checkpoint.
+        temperature: that at which the checkpoints were scored. It is 1 for a sampler that records raw
+            log-probabilities, whatever is configured.
     """
     if judgement.shift is None:
         return None
@@ -438,9 +444,10 @@ def _say_shift(judgement: Judgement, scores: Scores, temperature: float) -> str 
             "with tokens left out, as top_p and top_k do, unlike the configuration: the log-probabilities of the "
             "others are raised, and none is lowered"
         )
-    change = temperature_changes(scores)[judgement.remains][0]
-    sampled_at = temperature * numpy.exp(-change)
-    # The configured temperature need not be the expected one: raw log-probabilities are at 1.
+    # A shift is no explanation by parts, so a checkpoint remains. If several do, the first one is taken.
+    first_remaining = int(numpy.flatnonzero(judgement.remains)[0])
+    log_inverse_change = temperature_changes(scores)[first_remaining]
+    sampled_at = temperature * numpy.exp(-log_inverse_change)
     return f"with log-probabilities at a temperature of about {sampled_at:.4g} instead of {temperature:g}"
 
 
@@ -457,6 +464,8 @@ def say(answer: GroupAnswer) -> str:
         return f"{head}: none of these weights sampled them, in float32 or bfloat16. The nearest are {nearest}."
     remaining = " or ".join(str(distance) for distance in answer.remaining)
     text = f"{head}: {_begin_sentence(answer)} {answer.precision} from {remaining}"
+    if answer.shift is not None:
+        text += f", {answer.shift}"
     others = [distance for distance in answer.distances if not distance.remains]
     if others:
         text += f"; the next are {others[0]}"
@@ -464,8 +473,6 @@ def say(answer: GroupAnswer) -> str:
         text += ", which these tokens can't tell apart"
     if answer.same:
         text += ": in bfloat16 they are one, so that no step between them reached the sampler"
-    if answer.shift is not None:
-        text += f", {answer.shift}"
     if answer.is_rounded:
         text += f". {ROLLOUT_PRECISION} says {answer.announced}"
     return f"{text}."

@@ -139,7 +139,7 @@ def judge(scores: Scores, announced: str | None) -> Judgement:
         if remains.any():
             return _judgement(scores, explanation, remains)
         parts = find_parts(scores, explanation)
-        if len(parts) > 1 and explained_by(parts, scores).all():
+        if len(parts) > 1 and find_explained(parts, scores).all():
             return _judgement(scores, explanation, remains, parts)
     # None explains all of the responses. The one that explains most tokens is taken, the first of equals.
     none_remains = numpy.zeros(len(scores.exact), dtype=bool)
@@ -148,7 +148,7 @@ def judge(scores: Scores, announced: str | None) -> Judgement:
     most_tokens = 0
     for explanation in explanations:
         parts = find_parts(scores, explanation)
-        explained_tokens = int(scores.lengths[explained_by(parts, scores)].sum())
+        explained_tokens = int(scores.lengths[find_explained(parts, scores)].sum())
         if explained_tokens > most_tokens:
             best = explanation
             best_parts = parts
@@ -171,7 +171,7 @@ def _judgement(
         parts: as for `Judgement`; None if a checkpoint explains all responses.
     """
     parts = parts or {}
-    explained = explained_by(parts, scores) | remains.any()
+    explained = find_explained(parts, scores) | remains.any()
     precision = explanation.precision
     if explanation.shift == LEFT_OUT:
         explaining = [*numpy.flatnonzero(remains), *parts]
@@ -187,11 +187,16 @@ def _judgement(
     )
 
 
-def explained_by(parts: dict[int, numpy.ndarray], scores: Scores) -> numpy.ndarray:
-    """Returns whether one of the parts explains a response, (responses,)."""
+def find_explained(parts: dict[int, numpy.ndarray], scores: Scores) -> numpy.ndarray:
+    """Returns which responses at least one of the parts explains, (responses,) booleans.
+
+    Args:
+        parts: as for `Judgement`.
+        scores: has the number of responses.
+    """
     explained = numpy.zeros(len(scores.starts), dtype=bool)
-    for responses in parts.values():
-        explained |= responses
+    for explained_by_part in parts.values():
+        explained |= explained_by_part
     return explained
 
 

@@ -209,19 +209,22 @@ def read_run(path: Path) -> Run:
 
 
 def _name_of(path: Path) -> str:
-    """Returns what a run is called that has no name of its own: its folder, or its log without the endings."""
+    """Returns the name of a run whose record has none: the name of its folder, or that of its log without its endings.
+
+    A log under the name that verl's logger gives it has the name of its folder.
+    """
     if path.is_dir():
         name = path.resolve().name
     elif path.name == METRICS:
         name = path.resolve().parent.name
     else:
         name = Path(path.name.removesuffix(".gz")).stem
-    # A page is UTF-8, while a file's name may have any bytes.
+    # A file's name may have bytes that aren't UTF-8. A page is UTF-8, so they are replaced.
     return os.fsencode(name).decode(errors="replace")
 
 
 def run_path(runs: Path, source: str, seed: int) -> Path:
-    """Returns the folder in which the recipes put a run.
+    """Returns the folder into which the recipes put a run.
 
     Args:
         runs: the folder of all runs.
