@@ -13,14 +13,15 @@ from omegaconf import OmegaConf
 from tests.analysis.certify.example_arms import ACTOR, STEPS, certified, name_of
 from tests.analysis.runs.commands import answer, clipx
 from tests.composition import composition
+from tests.messages import assert_names
 from verl_clipx.analysis.demo.files import RUNS, SHIPPED
 
 
 def test_two_sound_arms_pass_every_question(tmp_path):
-    said = certified(tmp_path, code=0)
-    assert said[""].startswith("20 questions: 20 passed, 0 failed, 0 not recorded")
-    assert "paired by seed: 1, 2" in said["runs of one seed are paired"]
-    assert "each 5 steps, 1 to 5, 4 updates a step, 16 prompts a step, 8 responses a prompt" in said[""]
+    answers = certified(tmp_path, code=0)
+    assert answers[""].startswith("20 questions: 20 passed, 0 failed, 0 not recorded")
+    assert_names(answers["runs of one seed are paired"], "seed", "1", "2")
+    assert_names(answers[AMOUNTS], "5 steps", "4 updates a step", "16 prompts a step", "8 responses a prompt")
 
 
 def changed(**values):
@@ -43,82 +44,83 @@ BELOW = "the arms differ in nothing but what should differ"
 
 
 @pytest.mark.parametrize(
-    ("question", "given", "evidence"),
+    ("question", "given", "facts"),
     [
-        (BELOW, dict(second=({"change": {f"{ACTOR}.optim.lr": 3e-6}},) * 2), f"{ACTOR}.optim.lr is 1e-06 and 3e-06"),
-        (BELOW, dict(second=({"loss": {}},) * 2), "the same configuration, so that nothing is compared"),
-        (BELOW, dict(words=["--vary", f"{ACTOR}.optim.lr"]), f"the arms do not differ in {ACTOR}.optim.lr"),
+        (BELOW, dict(second=({"change": {f"{ACTOR}.optim.lr": 3e-6}},) * 2), (f"{ACTOR}.optim.lr", "1e-06", "3e-06")),
+        (BELOW, dict(second=({"loss": {}},) * 2), ("nothing is compared",)),
+        (BELOW, dict(words=["--vary", f"{ACTOR}.optim.lr"]), ("do not differ", f"{ACTOR}.optim.lr")),
         (
             "the runs of an arm differ in seeds only",
             dict(first=({}, {"change": {f"{ACTOR}.optim.lr": 3e-6}})),
-            f"differ in {ACTOR}.optim.lr",
+            ("differ", f"{ACTOR}.optim.lr"),
         ),
-        ("every seed reached its run", dict(first=({}, {"seed": 1})), "grpo-seed1 and grpo-seed2 have the seed 1"),
+        ("every seed reached its run", dict(first=({}, {"seed": 1})), ("grpo-seed1", "grpo-seed2", "seed 1")),
         (
             "every seed reached its run",
             dict(first=(changed(responses=lambda step: name_of(step)),) * 2),
-            "drew the same responses in every one of 5 steps",
+            ("same responses", "5 steps"),
         ),
         (
             "every seed reached its run",
             dict(first=(changed(prompts=lambda step: name_of(step)),) * 2),
-            "trained on the same prompts in every one of 5 steps",
+            ("same prompts", "5 steps"),
         ),
         (
             "no batch was trained twice",
             dict(second=({}, changed(rows=lambda step: name_of(min(step, 3)), updates=[]))),
-            "acpo-seed2: step 4 has the data of step 3; 2 of 5 repeat one",
+            ("acpo-seed2", "step 4", "step 3", "2 of 5"),
         ),
         (
             "no batch was trained twice",
             dict(second=({}, changed(updates=lambda step: [name_of(min(step, 3)), name_of(step)]))),
-            "acpo-seed2: the updates of step 1 trained other rows than its batch has",
+            ("acpo-seed2", "step 1", "other rows"),
         ),
         (
             "no batch was trained twice",
             dict(second=({}, changed(rows="0" * 15 + "2", updates=["0" * 15 + "1"] * 2))),
-            "acpo-seed2: an update of step 2 has the rows of one of step 1",
+            ("acpo-seed2", "update of step 2", "step 1"),
         ),
         (
             "no sample was older than allowed",
             dict(second=({}, changed(versions=lambda step: [max(step - 3, 0), step - 1]))),
-            "acpo-seed2: 2 versions, 0 allowed",
+            ("acpo-seed2", "2 versions", "0 allowed"),
         ),
-        ("no sample was older than allowed", dict(second=({}, changed(**{AGE: 2.0}))), "2 versions, 0 allowed"),
+        ("no sample was older than allowed", dict(second=({}, changed(**{AGE: 2.0}))), ("2 versions", "0 allowed")),
         # verl-omni's issue 561: 192 seeds for 768 requests.
-        ("the responses of a group differ", dict(second=({}, changed(distinct=32))), "acpo-seed2: 25.0"),
+        ("the responses of a group differ", dict(second=({}, changed(distinct=32))), ("acpo-seed2", "25.0")),
         (
             "the clip acted",
             dict(first=(ONE_UPDATE,) * 2, second=(ONE_UPDATE,) * 2),
-            "bounds have nothing else to act on",
+            ("bounds have nothing else to act on",),
         ),
         (
             "the receipt agrees",
             dict(second=({}, changed(actor__clipx__receipt=lambda step: 0.8 * (step == 2)))),
-            "acpo-seed2: 0.8 of a token's",
+            ("acpo-seed2", "0.8"),
         ),
-        ("the clip acted", dict(first=({}, changed(**{LOW: 0.0, HIGH: 0.0}))), "grpo-seed2: no token was clipped"),
+        ("the clip acted", dict(first=({}, changed(**{LOW: 0.0, HIGH: 0.0}))), ("grpo-seed2", "no token was clipped")),
         (
             AMOUNTS,
             dict(second=(ONE_UPDATE,) * 2),
-            "1 updates a step, grpo-seed1: 4",
+            ("1 updates a step", "grpo-seed1: 4"),
         ),
         (
             "one denominator",
             dict(second=({"change": {f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}},) * 2),
-            "is seq-mean-token-mean and token-mean",
+            ("seq-mean-token-mean", "token-mean"),
         ),
-        ("one reward", dict(second=({}, {"record": {"reward/hash": "b" * 64}})), "the reward's file differs"),
+        ("one reward", dict(second=({}, {"record": {"reward/hash": "b" * 64}})), ("reward's file differs",)),
         (
             "one reward",
             dict(second=({"change": {"reward.custom_reward_function.name": "other"}},) * 2),
-            "another reward than in grpo-seed1: acpo-seed1, acpo-seed2",
+            ("another reward", "grpo-seed1", "acpo-seed1", "acpo-seed2"),
         ),
     ],
 )
-def test_a_planted_fault_fails_its_question(tmp_path, question, given, evidence):
-    said = certified(tmp_path, code=1, **given)
-    assert said[question].startswith("failed: ") and evidence in said[question], said[""]
+def test_a_planted_fault_fails_its_question(tmp_path, question, given, facts):
+    answers = certified(tmp_path, code=1, **given)
+    assert answers[question].startswith("failed: "), answers[""]
+    assert_names(answers[question], *facts)
 
 
 HALF = {f"{ACTOR}.fsdp_config.mixed_precision.param_dtype": "bf16"}
@@ -187,8 +189,8 @@ def without(*names):
     ],
 )
 def test_what_was_not_recorded_is_not_passed(tmp_path, question, given):
-    said = certified(tmp_path, code=3, **given)
-    assert said[question].startswith("not recorded: "), said[""]
+    answers = certified(tmp_path, code=3, **given)
+    assert answers[question].startswith("not recorded: "), answers[""]
 
 
 SEEDS = ("the runs of an arm differ in seeds only", "every seed reached its run")
@@ -200,26 +202,26 @@ SEEDS = ("the runs of an arm differ in seeds only", "every seed reached its run"
     [(1, 1, ("grpo-seed1", "acpo-seed1")), (2, 1, ("acpo-seed1",)), (1, 3, ("grpo-seed1",))],
 )
 def test_one_run_of_an_arm_supports_no_comparison(tmp_path, first, second, single, stripped):
-    said = certified(tmp_path, first=(stripped,) * first, second=(stripped,) * second, code=3)
+    answers = certified(tmp_path, first=(stripped,) * first, second=(stripped,) * second, code=3)
     for question in SEEDS:
-        assert said[question].startswith("not recorded: "), said[""]
-        assert "one seed supports no comparison" in said[question]
-        assert all(name in said[question] for name in single)
+        assert answers[question].startswith("not recorded: "), answers[""]
+        assert "one seed supports no comparison" in answers[question]
+        assert all(name in answers[question] for name in single)
 
 
 def test_a_fault_in_one_arm_fails_though_the_other_has_one_run(tmp_path):
-    said = certified(tmp_path, first=({}, {"seed": 1}), second=({},), code=1)
-    assert said["every seed reached its run"].startswith("failed: ")
+    answers = certified(tmp_path, first=({}, {"seed": 1}), second=({},), code=1)
+    assert answers["every seed reached its run"].startswith("failed: ")
 
 
 def test_runs_without_a_common_step_show_nothing_of_their_seeds(tmp_path):
     def only(*steps):
         return {"keep": lambda line: line if line["step"] in steps else line | {"batch": None, "data": {}}}
 
-    said = certified(tmp_path, first=(only(1, 2), only(3, 4, 5)), second=({}, {}), code=None)
-    assert said["every seed reached its run"].startswith("not recorded: "), said[""]
-    said = certified(tmp_path / "pairs", first=(only(1, 2),), second=(only(3, 4, 5),), code=None)
-    assert said["runs of one seed are paired"].startswith("not recorded: "), said[""]
+    answers = certified(tmp_path, first=(only(1, 2), only(3, 4, 5)), second=({}, {}), code=None)
+    assert answers["every seed reached its run"].startswith("not recorded: "), answers[""]
+    answers = certified(tmp_path / "pairs", first=(only(1, 2),), second=(only(3, 4, 5),), code=None)
+    assert answers["runs of one seed are paired"].startswith("not recorded: "), answers[""]
 
 
 def by_definition(number, since=1):
@@ -235,21 +237,21 @@ def by_definition(number, since=1):
 
 
 def test_fingerprints_of_two_definitions_are_not_compared(tmp_path):
-    said = certified(tmp_path, second=(by_definition(2),) * 2, code=3)
-    paired = said["runs of one seed are paired"]
+    answers = certified(tmp_path, second=(by_definition(2),) * 2, code=3)
+    paired = answers["runs of one seed are paired"]
     assert paired.startswith("not recorded: ") and "grpo-seed1 and acpo-seed1" in paired
     # Within each arm they can be.
-    within = said["every seed reached its run"]
+    within = answers["every seed reached its run"]
     assert within.startswith("passed: ") and "prompts and responses differ" in within
     # Within an arm of both, the logged rewards decide.
-    said = certified(tmp_path / "within", first=(by_definition(2), {}), code=3)
-    assert said["every seed reached its run"].startswith("passed: "), said[""]
-    assert "the logged rewards and lengths" in said["every seed reached its run"]
+    answers = certified(tmp_path / "within", first=(by_definition(2), {}), code=3)
+    assert answers["every seed reached its run"].startswith("passed: "), answers[""]
+    assert "the logged rewards and lengths" in answers["every seed reached its run"]
 
 
 def test_a_run_that_went_on_with_another_definition_hides_a_repeated_batch(tmp_path):
-    said = certified(tmp_path, second=({}, by_definition(2, since=3)), code=3)
-    answer_of_run = said["no batch was trained twice"]
+    answers = certified(tmp_path, second=({}, by_definition(2, since=3)), code=3)
+    answer_of_run = answers["no batch was trained twice"]
     assert answer_of_run.startswith("not recorded: ") and "acpo-seed2" in answer_of_run
 
 
@@ -260,24 +262,24 @@ def test_steps_without_fingerprints_are_not_passed(tmp_path):
         line["data"]["training/global_step"] = line["step"]
         return line if line["step"] < 4 else line | {"batch": None}
 
-    said = certified(tmp_path, second=({}, {"keep": keep}), code=3)
-    assert "fingerprints of 2 steps in acpo-seed2, step 4" in said["no batch was trained twice"]
+    answers = certified(tmp_path, second=({}, {"keep": keep}), code=3)
+    assert_names(answers["no batch was trained twice"], "fingerprints", "2 steps", "acpo-seed2", "step 4")
 
 
 def test_a_batch_in_which_no_token_counts_repeats_nothing(tmp_path):
     empty = changed(rows="0" * 16, updates=["0" * 16] * 2, sequences=0, distinct=0)
-    said = certified(tmp_path, second=({}, empty), code=1)
-    assert not said["no batch was trained twice"].startswith("failed: "), said[""]
+    answers = certified(tmp_path, second=({}, empty), code=1)
+    assert not answers["no batch was trained twice"].startswith("failed: "), answers[""]
     # It trained nothing, which is another question.
-    assert "acpo-seed2 and grpo-seed1 trained 0 and 128 responses a step" in said[AMOUNTS]
-    samples = said["the responses of a group differ"]
+    assert_names(answers[AMOUNTS], "acpo-seed2", "0", "grpo-seed1", "128", "responses a step")
+    samples = answers["the responses of a group differ"]
     assert samples.startswith("not recorded: ") and "acpo-seed2" in samples
 
 
 def test_a_failure_counts_where_another_run_lacks_the_evidence(tmp_path):
     lacks = without("actor/clipx/clip")
-    said = certified(tmp_path, first=(lacks, {}), second=({}, changed(**{LOW: 0.0, HIGH: 0.0})), code=1)
-    assert said["the clip acted"].startswith("failed: ") and "acpo-seed2" in said["the clip acted"]
+    answers = certified(tmp_path, first=(lacks, {}), second=({}, changed(**{LOW: 0.0, HIGH: 0.0})), code=1)
+    assert answers["the clip acted"].startswith("failed: ") and "acpo-seed2" in answers["the clip acted"]
 
 
 @pytest.mark.parametrize(("precision", "passes"), [("fp32", False), ("float32", False), ("bf16", True), (None, True)])
@@ -285,17 +287,17 @@ def test_a_receipt_is_judged_by_the_precision_of_its_run(tmp_path, precision, pa
     # verl computes in bfloat16 where the precision is not set.
     engine = {f"{ACTOR}.strategy": "fsdp2", f"{ACTOR}.fsdp_config.mixed_precision.param_dtype": precision}
     run = {"change": engine} | changed(actor__clipx__receipt=lambda step: 0.03)
-    said = certified(tmp_path, first=({"change": engine},) * 2, second=(run, {"change": engine}), code=None)
-    assert said["the receipt agrees"].startswith("passed: " if passes else "failed: ")
+    answers = certified(tmp_path, first=({"change": engine},) * 2, second=(run, {"change": engine}), code=None)
+    assert answers["the receipt agrees"].startswith("passed: " if passes else "failed: ")
 
 
 def test_without_fingerprints_the_logged_data_decide_what_they_can(tmp_path):
-    said = certified(tmp_path, first=(without("batch"),) * 2, second=(without("batch"),) * 2, code=3)
-    assert said["every seed reached its run"].startswith("passed: ")
-    assert "logged rewards and lengths" in said["no batch was trained twice"]
+    answers = certified(tmp_path, first=(without("batch"),) * 2, second=(without("batch"),) * 2, code=3)
+    assert answers["every seed reached its run"].startswith("passed: ")
+    assert "logged rewards and lengths" in answers["no batch was trained twice"]
     twice = {"keep": lambda line: without("batch")["keep"](line) | ({"data": TWICE} if line["step"] > 3 else {})}
-    said = certified(tmp_path / "twice", second=({}, twice), code=1)
-    assert "acpo-seed2: step 5 has the data of step 4" in said["no batch was trained twice"]
+    answers = certified(tmp_path / "twice", second=({}, twice), code=1)
+    assert_names(answers["no batch was trained twice"], "acpo-seed2", "step 5", "step 4")
 
 
 TWICE = {"critic/score/mean": 0.5, "response_length/mean": 41.0, "critic/advantages/max": 1.7}
@@ -308,8 +310,8 @@ def test_arms_without_runs_are_refused(words):
 
 def test_the_demos_runs_fail_nothing(tmp_path):
     runs = [shutil.copytree(SHIPPED / name, tmp_path / name) for name in RUNS]
-    said = clipx("certify", runs[0], "vs", runs[1], code=None)
-    assert " 0 failed" in said
+    printed = clipx("certify", runs[0], "vs", runs[1], code=None)
+    assert " 0 failed" in printed
 
 
 def console_log(path, seed, step=lambda step: step, offset=0.0, **changed):
@@ -374,36 +376,36 @@ def with_receipt(**numbers):
 
 @pytest.mark.parametrize("failed", [1.0, 0.5, 3.0])
 def test_a_receipt_that_warned_fails(tmp_path, failed):
-    said = certified(tmp_path, first=({}, with_receipt(receipt_failed=failed)), code=1)
-    assert said["the receipt agrees"].startswith("failed: ") and "receipt warned" in said["the receipt agrees"]
+    answers = certified(tmp_path, first=({}, with_receipt(receipt_failed=failed)), code=1)
+    assert answers["the receipt agrees"].startswith("failed: ") and "receipt warned" in answers["the receipt agrees"]
 
 
 def test_a_receipt_that_compared_nothing_fails(tmp_path):
-    said = certified(tmp_path, first=({}, with_receipt(receipt=math.nan, receipt_failed=1.0)), code=1)
-    assert said["the receipt agrees"].startswith("failed: ")
+    answers = certified(tmp_path, first=({}, with_receipt(receipt=math.nan, receipt_failed=1.0)), code=1)
+    assert answers["the receipt agrees"].startswith("failed: ")
 
 
 def test_a_log_that_has_no_number_of_failed_checks_passes_and_says_so(tmp_path):
-    said = certified(tmp_path, first=({}, with_receipt(receipt_failed=None)), code=0)
-    assert said["the receipt agrees"].startswith("passed: ")
-    assert "receipt_failed" in said["the receipt agrees"]
+    answers = certified(tmp_path, first=({}, with_receipt(receipt_failed=None)), code=0)
+    assert answers["the receipt agrees"].startswith("passed: ")
+    assert "receipt_failed" in answers["the receipt agrees"]
 
 
 @pytest.mark.parametrize(
-    ("receipt", "says"),
+    ("receipt", "fact"),
     [
         ({"difference": 0.0, "tolerance": 1e-4, "failed": 2}, "warned of 2 checks"),
-        ({"difference": 0.5, "tolerance": 1e-4, "failed": 0}, "0.5 of a token's gradient, more than 0.0001"),
+        ({"difference": 0.5, "tolerance": 1e-4, "failed": 0}, "more than 0.0001"),
         ({"difference": None, "tolerance": 1e-4, "failed": 1}, "warned of 1 checks"),
     ],
 )
-def test_the_receipt_in_the_record_is_read(tmp_path, receipt, says):
+def test_the_receipt_in_the_record_is_read(tmp_path, receipt, fact):
     first = {"record": {"receipt": receipt}} | without("actor/clipx/receipt", "actor/clipx/receipt_failed")
-    said = certified(tmp_path, first=({}, first), code=1)["the receipt agrees"]
-    assert said.startswith("failed: ") and says in said
+    line = certified(tmp_path, first=({}, first), code=1)["the receipt agrees"]
+    assert line.startswith("failed: ") and fact in line
 
 
 def test_a_sound_receipt_in_the_record_does_not_hide_that_of_an_earlier_start(tmp_path):
     sound = {"record": {"receipt": {"difference": 0.0, "tolerance": 1e-4, "failed": 0}}}
-    said = certified(tmp_path, first=({}, sound | with_receipt(receipt_failed=3.0)), code=1)
-    assert "warned of 3 checks" in said["the receipt agrees"]
+    answers = certified(tmp_path, first=({}, sound | with_receipt(receipt_failed=3.0)), code=1)
+    assert "warned of 3 checks" in answers["the receipt agrees"]

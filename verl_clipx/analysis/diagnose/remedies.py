@@ -303,4 +303,7 @@ def weigh_tokens(run: Run) -> str:
         )
     if kind == OF_SEQUENCE:
         return f"Set {ROLLOUT_IS} to token: with {OF_SEQUENCE}, a weight is the product of all ratios of a response."
-    return f"Find out why the sampler and the trainer differ ({keys.MISMATCH}): weights of single tokens should stay near 1."
+    return (
+        f"Find out why the sampler and the trainer differ ({keys.MISMATCH}). With a weight for each token, the weights "
+        "should stay near 1."
+    )
