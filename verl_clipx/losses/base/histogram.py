@@ -10,14 +10,17 @@ from torch import Tensor, cat, float64, int64, where
 
 
 def bucket_of(values: Tensor, inner_edges: Tensor) -> Tensor:
-    """The bucket of each value. A bucket contains its upper edge; the first and the last bucket are open.
+    """Return the bucket of each value. A bucket contains its upper edge.
+
+    The first bucket has no lower edge, and the last one has no upper edge.
 
     Args:
         values: (sequences, length), any float dtype.
         inner_edges: ascending, (buckets - 1,), float64.
 
     Returns:
-        int64 in [0, buckets), (sequences, length). NaN, which padding may contain, gets a valid bucket too.
+        int64 in [0, buckets), (sequences, length). NaN, which the entropies of padding may be, has a valid bucket
+        too.
     """
     return torch.bucketize(values.detach().to(float64), inner_edges)
 

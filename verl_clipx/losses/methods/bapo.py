@@ -1,4 +1,4 @@
-"""BAPO (Eq. 8, Algorithm 1): GRPO's clip, its bounds moved until positive tokens contribute enough to the loss."""
+"""BAPO (Eq. 8, Algorithm 1): GRPO's clip, with bounds that move until positive tokens contribute enough to the loss."""
 
 import math
 from dataclasses import dataclass
@@ -14,20 +14,23 @@ from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.losses.base.tokens import Tokens, parts
 from verl_clipx.losses.methods.grpo import ClippedSurrogate
 
-# In steps. Where whole steps lead to the stop, (stop - start) / step is this close to a whole number, but rounding may
-# keep it from being one, as in (0.9 - 0.6) / 0.02.
+# A tolerance on (stop - start) / step. If that quotient is a whole number but for rounding, as in (0.9 - 0.6) / 0.02,
+# it differs from the whole number by less than this.
 GRID_TOLERANCE = 1e-9
 
-# Candidates are whole numbers of 1 / GRID, so that 0.6 + 15 * 0.02 is 0.9 and not the float just below it.
+# Candidates are multiples of 1 / GRID, so that 0.6 + 15 * 0.02 is 0.9 and not the float just below it.
 GRID = 1e12
 
+# The largest number of steps that a bound may take.
 MOST_CANDIDATES = 10_000
 
-# A sequence's contributions are rounded to whole numbers of units, of which its largest contribution has so many. Sums
-# of whole numbers don't depend on their order, and those of 2^17 tokens fit into the 53 bits of a float64.
+# A sequence's contributions are rounded to whole numbers of a unit. Its largest contribution, rounded up to a power of
+# two, is this many units. Sums of whole numbers don't depend on their order, and the sums of 2^17 tokens fit into the
+# 53 bits of a float64.
 UNITS_IN_LARGEST = 2.0**36
 
-# A smaller largest contribution is taken to be this, so that its unit is above 0.
+# If a sequence's largest contribution is smaller than this, its unit is made for this number, so that the unit is above
+# 0.
 LEAST_LARGEST = 1e-25
 
 LOWER = number(at_least=0, at_most=1)
@@ -36,7 +39,7 @@ UPPER = number(at_least=1, at_most=LARGEST_BOUND)
 
 @dataclass(frozen=True, kw_only=True)
 class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8 and Algorithm 1"):
-    """Bounds searched until positive tokens contribute enough.
+    """Searches for bounds at which positive tokens contribute enough.
 
     P and N are the contributions of tokens with positive and negative advantage. With w, the token's weight:
 
@@ -116,7 +119,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
     )
 
     def __post_init__(self) -> None:
-        # Before the range, which is that of the other contributions.
+        # Checked before the range of `target`, which is the range for the other contributions.
         if self.contribution == "share" and isinstance(self.target, int | float) and self.target > 1:
             reason = f"with {NODE}.contribution=share it must be a number (at least 0.01 and at most 1)"
             advice = f"Change it, or set {NODE}.contribution=ratio or net."
@@ -129,7 +132,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
             if (stop - start) / step > MOST_CANDIDATES:
                 reason = f"gives more than {MOST_CANDIDATES} candidates"
                 raise Refusal(f"{bound}_step", step, reason, "Set a larger step.")
-            if stop > start and self._count(side) == 1:
+            if stop > start and self._count_candidates(side) == 1:
                 reason = (
                     f"is longer than the range from {bound}_start={start:g} to {bound}_stop={stop:g}, so the bound "
                     "could not move"
@@ -141,49 +144,53 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
     def asks_for(self) -> tuple[str, ...]:
         return ("rollout_log_prob",) if self.weight == "rollout" else ()
 
+    # All statistics are sums of magnitudes.
     never_negative = slice(None)
 
     @property
     def statistics_size(self) -> int:
-        # n candidates make n + 1 intervals, and each holds two sums.
-        return 2 * (self._count("upper") + 1) + 2 * (self._count("lower") + 1)
+        # n candidates make n + 1 intervals, and each interval has two sums.
+        upper_intervals = self._count_candidates("upper") + 1
+        lower_intervals = self._count_candidates("lower") + 1
+        return 2 * upper_intervals + 2 * lower_intervals
 
     def statistics(self, t: Tokens) -> Tensor:
-        """Sum contributions over the tokens between neighbouring candidates; `decide` adds them up to P and N.
+        """Sum the contributions of the tokens between neighbouring candidates. `decide` adds these sums up to P and N.
 
         Returns:
-            (statistics_size,), float64, in four blocks. For positive tokens, by intervals between upper candidates, the
-            sums of w |A| and then those of w |A| r; for negative tokens, by intervals between lower candidates, the
-            same two.
+            (statistics_size,), float64, in four blocks: for positive tokens the sums of w |A| and then the sums of
+            w |A| r, each by intervals between upper candidates; for negative tokens the same two blocks by intervals
+            between lower candidates.
         """
         A = t.advantages
         ratio = t.ratio
-        # In the ratio's own dtype: rounded differently, a ratio equal to a candidate would fall beside it.
+        # The candidates are rounded to the ratio's dtype. Otherwise a ratio equal to a candidate would fall beside it.
         upper = self._candidates("upper", ratio.device).to(ratio.dtype)
         lower = self._candidates("lower", ratio.device).to(ratio.dtype)
         upper_intervals = len(upper) + 1
         lower_intervals = len(lower) + 1
         is_negative = A < 0
-        # `slot` is each token's place in the result: first that of its w |A|, then that of its w |A| r. The name is
-        # used again so that the first does not outlive its use. `is_negative` as a factor of 0 or 1 stands where
-        # torch.where would take twenty times as long on a CPU.
+        # `slot` is each token's index in the result: first the index for its w |A|, then the index for its w |A| r. The
+        # name is bound again so that the first tensor does not outlive its use. `is_negative` is a factor of 0 or 1
+        # here, because torch.where would take twenty times as long on a CPU.
         slot = self._find_interval(is_negative, ratio, upper, lower)
         slot = slot + 2 * upper_intervals * is_negative.to(torch.int32)
         slot = slot.to(torch.int64)
         weight = where(t.mask, A * self._token_weight(t), 0.0)
         sums = magnitude_sums(weight, slot, 2 * upper_intervals, 2 * lower_intervals)
-        # One block on: upper_intervals for a positive token, lower_intervals for a negative one.
+        # Move on by one block: upper_intervals for a positive token, lower_intervals for a negative one.
         slot = slot + (upper_intervals + (lower_intervals - upper_intervals) * is_negative.to(torch.int32))
-        # A positive token above the last upper candidate is clipped by every candidate, so that its own ratio enters no
-        # P, and its value counts as 0.
+        # A positive token above the last upper candidate is clipped by every candidate. Its own ratio enters no P, so
+        # its value counts as 0.
         value = where((A > 0) & (ratio > upper[-1]), 0.0, weight * ratio)
         return (sums + magnitude_sums(value, slot, 2 * upper_intervals, 2 * lower_intervals)).sum(0)
 
     def decide(self, statistics: Tensor) -> Tensor:
-        """Search the bounds.
+        """Search for the bounds.
 
         Returns:
-            (4,), float64: c_low, c_high, and P / (P + N) at the starts and at the bounds found, 0 where P + N is 0.
+            (4,), float64: c_low, c_high, P / (P + N) at the starting bounds, and P / (P + N) at the bounds found. The
+            share is 0 where P + N is 0.
         """
         upper = self._candidates("upper", statistics.device)
         lower = self._candidates("lower", statistics.device)
@@ -216,7 +223,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         }
 
     def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
-        """Return each bound's highest value in any update, and the last update's; nothing if there is one update."""
+        """Return each bound's highest value in any update and its value in the last one; nothing for one update."""
         if len(metrics["c_low"]) == 1:
             return {}
         return {
@@ -244,49 +251,54 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
             lower: the lower bound's candidates, of the same form.
 
         Returns:
-            int32, (sequences, length). Interval k lies between the candidates k - 1 and k; the first and the last one
-            are open.
+            int32, (sequences, length): how many candidates each ratio has passed. Interval k lies between the
+            candidates k - 1 and k. The first interval has no lower end, and the last one has no upper end. A candidate
+            itself belongs to the interval below it if it is an upper bound's, and to the interval above it if it is a
+            lower bound's, because a bound does not clip a ratio that equals it.
         """
-        # torch.bucketize takes ten times as long on a CPU. The candidates but the last are a regular grid, on which
-        # arithmetic finds the nearest one. It is the only one of them that the ratio has to be compared with.
-        nearest = where(
+        # torch.bucketize takes ten times as long on a CPU. All candidates except the last lie on a regular grid, so
+        # arithmetic finds the one that is nearest to a ratio, and the ratio has to be compared with that one alone.
+        position = where(
             is_negative,
             ((r - self.lower_start) / self.lower_step).clamp(max=len(lower) - 1),
             ((r - self.upper_start) / self.upper_step).clamp(max=len(upper) - 1),
         )
-        # NaN, which padding may contain, becomes the least integer, and the first interval.
-        nearest = nearest.round().to(torch.int32).clamp(min=0)
-        candidate = torch.cat([upper, lower])[where(is_negative, nearest + len(upper), nearest)]
-        # A ratio that equals its candidate is not clipped by it. It lies in the interval below an upper candidate, and
-        # in the one above a lower candidate.
-        passed = nearest + where(is_negative, r >= candidate, r > candidate)
-        # The last step may be shorter, so that a ratio beyond the last candidate can be nearer to the one before it.
+        # The interval of a NaN ratio does not matter, because its token makes the loss NaN. It only has to exist.
+        nearest = position.round().to(torch.int32).clamp(min=0)
+        del position
+        candidates = torch.cat([upper, lower])
+        nearest_candidate = candidates[where(is_negative, nearest + len(upper), nearest)]
+        # A ratio that has passed the nearest candidate too is one interval further. True counts as 1.
+        passed = nearest + where(is_negative, r >= nearest_candidate, r > nearest_candidate)
+        # The last step may be shorter than the others. A ratio beyond the last candidate may then be assigned to the
+        # candidate before it, and has passed one candidate more.
         is_beyond_last = where(is_negative, r >= lower[-1], r > upper[-1])
         is_nearest_before_last = where(is_negative, nearest < len(lower) - 1, nearest < len(upper) - 1)
         return passed + (is_beyond_last & is_nearest_before_last)
 
     def _range(self, side: str) -> tuple[float, float, float]:
-        """Return start, stop and step of a bound, "lower" or "upper"."""
+        """Return the start, the stop and the step of a bound, "lower" or "upper"."""
         if side == "lower":
             return self.lower_start, self.lower_stop, self.lower_step
         return self.upper_start, self.upper_stop, self.upper_step
 
-    def _count(self, side: str) -> int:
-        """Return the number of a bound's candidates; 1, its start alone, if it cannot move."""
+    def _count_candidates(self, side: str) -> int:
+        """Return how many candidates a bound, "lower" or "upper", has. It is 1, for the start, if it cannot move."""
         start, stop, step = self._range(side)
         steps = (stop - start) / step
         whole_steps = math.floor(steps + GRID_TOLERANCE)
         reaches_stop = steps - whole_steps <= GRID_TOLERANCE
         if self.last_step == "clipped" and not reaches_stop:
-            # One more step, a shorter one, leads to the stop.
+            # The start, the whole steps, and one shorter step that ends at the stop.
             return whole_steps + 2
+        # The start and the whole steps.
         return whole_steps + 1
 
     def _candidates(self, side: str, device: torch.device | str = "cpu") -> Tensor:
-        """Return the bounds that a search visits.
+        """Return the values of a bound that the search visits.
 
         They are start + k * step for k = 0, 1, …, each rounded to a multiple of 1 / GRID and kept between start and
-        stop. Computed one from the other, by adding steps, they would accumulate rounding errors.
+        stop. Adding the step again and again would accumulate rounding errors.
 
         Args:
             side: "lower" or "upper".
@@ -297,20 +309,21 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         """
         start, stop, step = self._range(side)
         # Made on the device: copying a list to an accelerator would wait for it.
-        multiples = torch.arange(self._count(side), dtype=float64, device=device)
-        # Not round(decimals=12): the compiler's version of it is off in the last bit.
-        return ((multiples * step + start) * GRID).round().div(GRID).clamp(start, stop)
+        k = torch.arange(self._count_candidates(side), dtype=float64, device=device)
+        # Not round(decimals=12), because the compiler's version of it is off in the last bit.
+        return ((k * step + start) * GRID).round().div(GRID).clamp(start, stop)
 
     def _contributions(self, statistics: Tensor, upper: Tensor, lower: Tensor) -> tuple[Tensor, Tensor]:
-        """Return P at each upper candidate and N at each lower one, (candidates,), from the sums by interval."""
+        """Return P at each upper candidate and N at each lower one, (candidates,), from what `statistics` returns."""
         positive, negative = statistics.split([2 * (len(upper) + 1), 2 * (len(lower) + 1)])
         positive_weight, positive_value = positive.view(2, -1)
         negative_weight, negative_value = negative.view(2, -1)
-        # Tokens that a candidate does not clip, at or below an upper and at or above a lower one, count by their ratio.
+        # An upper candidate does not clip tokens at or below it, nor a lower one tokens at or above it. These tokens
+        # count with their ratio.
         P = positive_value.cumsum(0)[:-1]
         N = suffix_sums(negative_value)[1:]
         if self.counted == "surrogate":
-            # Tokens that it clips count with the candidate in place of their ratio.
+            # Tokens that the candidate clips count with the candidate in place of their ratio.
             P = P + upper * suffix_sums(positive_weight)[1:]
             N = N + lower * negative_weight.cumsum(0)[:-1]
         return P, N
@@ -323,12 +336,13 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
             denominator = (P - N).abs()
         else:
             denominator = N + self.epsilon
-        # A quotient of 0/0 is NaN, and not at least the target. P is 0 then, which satisfies only if N is 0 too.
+        # A quotient 0 / 0 is NaN, which is not at least the target. P is 0 then, and the criterion is satisfied only if
+        # N is 0 too.
         return (P / denominator >= self.target) | (N <= 0)
 
 
 def magnitude_sums(values: Tensor, slot: Tensor, positive_slots: int, negative_slots: int) -> Tensor:
-    """Sum the values' magnitudes by slot, each sequence by itself.
+    """Return the sums of the values' magnitudes by slot, for each sequence separately.
 
     The magnitudes are rounded to whole numbers of a unit. Each sign has its own unit: with one unit for both, a large
     value of one sign would make the other sign's sums coarse.
@@ -336,12 +350,14 @@ def magnitude_sums(values: Tensor, slot: Tensor, positive_slots: int, negative_s
     Args:
         values: contributions, w A or w A r, of either sign and 0 for tokens that do not contribute: (sequences,
             length), float32 or float64.
-        slot: int64, (sequences, length); the slots of positive tokens come before those of negative ones.
+        slot: the index of the sum that each value enters, int64, (sequences, length). The slots of positive tokens come
+            before those of negative ones.
         positive_slots: how many slots positive tokens have.
         negative_slots: how many slots negative tokens have.
 
     Returns:
-        (rows, positive_slots + negative_slots), float64, where rows are what `parts` makes of the sequences.
+        (rows, positive_slots + negative_slots), float64, where the rows are those into which `parts` reshapes the
+        sequences.
     """
     values = parts(values)
     slot = parts(slot)
@@ -355,15 +371,15 @@ def magnitude_sums(values: Tensor, slot: Tensor, positive_slots: int, negative_s
 
 
 def _unit_for(largest: Tensor) -> Tensor:
-    """Return the unit for magnitudes up to the largest one, a power of two, so that multiplying by it rounds nothing.
+    """Return the unit for magnitudes up to the largest one. It is a power of two, so multiplying by it rounds nothing.
 
-    UNITS_IN_LARGEST of it make the largest magnitude, rounded up to a power of two.
+    UNITS_IN_LARGEST units make the largest magnitude, rounded up to a power of two.
     """
     return largest.clamp(min=LEAST_LARGEST).log2().ceil().exp2() / UNITS_IN_LARGEST
 
 
 def suffix_sums(values: Tensor) -> Tensor:
-    """Return, at each entry of a vector, the sum of that entry and all after it.
+    """Return, for each entry of a vector, the sum of that entry and all entries after it.
 
     The total minus a cumulative sum would be the same but for rounding, which would leave a small number where the
     exact sum is 0.
@@ -373,6 +389,6 @@ def suffix_sums(values: Tensor) -> Tensor:
 
 def first_true(satisfied: Tensor) -> Tensor:
     """Return the index, (1,), of the first True, or the last index if there is none."""
-    # A product of 1s until the first True, and 0 from there on; its sum counts the entries before that one.
-    unsatisfied_before = (~satisfied).to(torch.int64).cumprod(0).sum(0, keepdim=True)
-    return unsatisfied_before.clamp(max=len(satisfied) - 1)
+    # The cumulative product is 1 before the first True and 0 from there on, so its sum counts the entries before it.
+    entries_before = (~satisfied).to(torch.int64).cumprod(0).sum(0, keepdim=True)
+    return entries_before.clamp(max=len(satisfied) - 1)

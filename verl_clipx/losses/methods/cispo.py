@@ -13,8 +13,8 @@ from verl_clipx.losses.base.width import Width
 class Cispo(ConstantWeight, FixedBounds, name="cispo", source="MiniMax-M1 (arXiv 2506.13585), Eq. 4-5"):
     """Clips the importance weight and keeps every token's gradient.
 
-    F = clip(r, low, high). In its unified form (Eq. 7), F = 0 where A < 0 and r < mask_low, and where A > 0 and
-    r > mask_high.
+    F = clip(r, low, high). mask_low and mask_high, both off by default, give the unified form (Eq. 7), in which F = 0
+    where A < 0 and r < mask_low, and where A > 0 and r > mask_high. They change F alone, and not the response mask.
     """
 
     bounds_width = Width(every_sign=True)

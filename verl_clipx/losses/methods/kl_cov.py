@@ -12,7 +12,13 @@ from verl_clipx.losses.base.metric import of_decision
 from verl_clipx.losses.base.parameters import VerlKey, number, parameter
 from verl_clipx.losses.base.pull import WithPull
 from verl_clipx.losses.base.tokens import Tokens
-from verl_clipx.losses.methods.clip_cov import SUMS, AboutMeans, covariances, means_of, uniform
+from verl_clipx.losses.methods.clip_cov import (
+    FIRST_STAGE_SIZE,
+    MethodWithMeans,
+    compute_covariances,
+    compute_means,
+    hash_to_uniform,
+)
 
 # Buckets of equal logarithmic width, 0.8 %, between the two edges; the first and the last bucket are open.
 BUCKETS = 2048
@@ -21,13 +27,16 @@ HIGHEST_EDGE = 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
-class KlCov(AboutMeans, WithPull, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.22617), KL-Cov; verl's"):
+class KlCov(
+    MethodWithMeans, WithPull, name="kl_cov", source="The Entropy Mechanism (arXiv 2505.22617), KL-Cov; verl's"
+):
     """No bounds on the ratio; the tokens of highest covariance are pulled back to the old policy.
 
     F = r, and r - coefficient * sign(log r) / A for the share of the tokens with the highest covariance of advantage
-    and log-probability over the mini-batch. Of the last bucket of covariances (0.8 % wide; all up to 1e-4 share one) as
-    many as are still wanted are drawn on average, as by `clip_cov`. verl takes the highest of each micro-batch, about
-    its means. Where A is 0 there is no penalty here; verl's has one.
+    and log-probability over the mini-batch. From the last bucket of covariances (0.8 % wide; all up to 1e-4 share one),
+    as many tokens as the share still lacks are drawn on average, as by `clip_cov`. verl takes the tokens with the
+    highest covariance in each micro-batch, about the micro-batch's means. Where A is 0 there is no penalty here, while
+    verl has one.
     """
 
     logs = (
@@ -58,7 +67,7 @@ class KlCov(AboutMeans, WithPull, name="kl_cov", source="The Entropy Mechanism (
 
     def second_statistics(self, t: Tokens, first: Tensor) -> Tensor:
         """The histogram of the covariances: (BUCKETS,), float64."""
-        bucket = bucket_of(covariances(t, means_of(first)), inner_edges(first.device))
+        bucket = bucket_of(compute_covariances(t, compute_means(first)), inner_edges(first.device))
         # As one sequence: the counts of each would take more memory than the tokens.
         return whole_sums(bucket.reshape(1, -1), t.mask.reshape(1, -1), BUCKETS)[0]
 
@@ -70,7 +79,7 @@ class KlCov(AboutMeans, WithPull, name="kl_cov", source="The Entropy Mechanism (
             is penalised.
         """
         token_count = statistics[:1]
-        counts = statistics[SUMS:]
+        counts = statistics[FIRST_STAGE_SIZE:]
         # At least one token, as in verl.
         wanted = (self.share * token_count).floor().clamp(min=1.0)
         # By the number of buckets below the highest one: the tokens in that bucket and all above it.
@@ -84,7 +93,7 @@ class KlCov(AboutMeans, WithPull, name="kl_cov", source="The Entropy Mechanism (
         count_in_last = counts.gather(0, last)
         wanted_of_last = wanted - count_from_above.gather(0, steps_down) + count_in_last
         part = ratio_or_zero(wanted_of_last, count_in_last)
-        return cat([means_of(statistics), low, high, part])
+        return cat([compute_means(statistics), low, high, part])
 
     def bounded(self, t: Tokens) -> Tensor:
         """The log-probability: with its advantage, it says whether a token's covariance is above the bound."""
@@ -98,7 +107,7 @@ class KlCov(AboutMeans, WithPull, name="kl_cov", source="The Entropy Mechanism (
         """
         mean_advantage, mean_log_prob, low, high, part = decision.to(t.ratio.dtype).unbind()
         # Of the last bucket, a random part is penalised: those tokens have its lower edge as their bound.
-        is_drawn = uniform(t.old_log_prob, seed=0) < part
+        is_drawn = hash_to_uniform(t.old_log_prob, seed=0) < part
         covariance_bound = where(is_drawn, low, high)
         deviation = t.advantages - mean_advantage
         log_prob_bound = mean_log_prob + covariance_bound / where(deviation == 0, 1.0, deviation)
