@@ -121,3 +121,29 @@ def test_a_table_has_the_columns_that_are_asked_for_and_is_whole(tmp_path):
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(ValueError, match=r"table\.parquet: not a Parquet file, or cut off"):
         read_table(path)
+
+
+def test_a_damaged_page_of_a_sound_parquet_file_is_named(tmp_path):
+    """pyarrow raises an OSError without a number or a file name for it."""
+    path = tmp_path / "table.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"a": list(range(5000))}), path, compression="snappy")
+    content = bytearray(path.read_bytes())
+    content[200:240] = b"\xff" * 40
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"table\.parquet: not a Parquet file, or cut off"):
+        read_table(path)
+
+
+def test_too_little_memory_is_blamed_on_the_file_only_where_it_is_read(tmp_path):
+    path = tmp_path / "file.json"
+    with pytest.raises(ValueError, match=r"file\.json: this machine has too little memory"), replacing(path):
+        raise MemoryError
+    path.write_text("{}")
+
+    def without_memory(_):
+        raise MemoryError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pathlib.Path.read_bytes", without_memory)
+        with pytest.raises(ValueError, match=r"file\.json: larger than this machine's memory"):
+            read_bytes(path)

@@ -1,7 +1,7 @@
-"""A user's files: they are written completely or not at all, and named in errors.
+"""A user's files, which are written completely or not at all, and which errors name.
 
-Reading raises OSError if a file is not there or cannot be read, and ValueError if it is no file or not of the expected
-kind.
+The functions that read a file raise OSError if it is not there or cannot be read, and ValueError if it is no file or
+not of the expected kind.
 """
 
 import codecs
@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -28,44 +28,61 @@ EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Gives an error within the block the file's name: that of a full disk or of a failed read has none."""
+def _naming_file_in_errors(path: Path) -> Iterator[None]:
+    """Makes errors within the block name the file, since the OSError of a full disk or of a failed read names none."""
     try:
         yield
     except OSError as error:
+        # With a file name but without a number, the error's text would be "[Errno None] None: 'path'".
         if error.filename is None and error.errno is not None:
             error.filename = str(path)
         raise
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Makes errors within a block that reads a file name it.
+
+    A MemoryError becomes a ValueError: a file that does not fit into memory is probably the wrong one.
+    """
+    try:
+        with _naming_file_in_errors(path):
+            yield
     except MemoryError:
         raise ValueError(f"{path}: larger than this machine's memory; is it the right file?") from None
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a name to write to; the file becomes `path`, and is on the disk, when the block ends without an exception.
+    """Yields a temporary path to write to. When the block ends without an exception, that file becomes `path`.
 
-    Its folder is made if missing. After a crash it is the old file or the new one, never a part.
+    The file is flushed to the disk before it is renamed, so that after a crash `path` is the old file or the new one,
+    never a part. The folder of `path` is made if it is missing.
 
     Raises:
-        OSError: it cannot be written, for instance because it is a folder.
+        OSError: the file cannot be written, for instance because `path` is a folder.
+        ValueError: the machine has too little memory to write the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with _naming(path):
+        with _naming_file_in_errors(path):
             yield partial
-            _reach_the_disk(partial)
+            _flush_to_disk(partial)
             os.replace(partial, path)
-            _reach_the_disk(path.parent)
+            _flush_to_disk(path.parent)
+    except MemoryError:
+        raise ValueError(f"{path}: this machine has too little memory to write it") from None
     finally:
         partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def making_folder(folder: Path) -> Iterator[Path]:
-    """Yields a folder to fill; it becomes `folder` when the block ends without an exception, and is removed after one.
+    """Yields a temporary path at which the block creates a folder.
 
-    If another process has made the same folder in the meantime, that one stays: either will do.
+    When the block ends without an exception, that folder is renamed to `folder`; after an exception it is removed. If
+    another process has made `folder` in the meantime, that one stays, since either will do.
     """
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -80,71 +97,98 @@ def making_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_partials(folder: Path, pattern: str = "*") -> None:
-    """Removes what killed processes left of files that `replacing` was to make; nothing may be writing them now."""
+    """Removes the temporary files that killed processes left in `replacing`; nothing may be writing them now.
+
+    Args:
+        folder: the folder of the files.
+        pattern: a pattern of the files' names, as glob takes it.
+    """
     for partial in folder.glob(f".{pattern}.partial"):
         partial.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
-    """Writes a text, whole or not at all; a private one may be read by nobody but its owner."""
+    """Writes a text, completely or not at all.
+
+    Args:
+        path: the file.
+        text: its content, which is written in UTF-8.
+        private: whether only the owner may read the file.
+    """
     with replacing(path) as partial:
         if private:
-            # It has this mode from its first byte on, whatever the umask; one that a crashed process left may not.
+            # A file that a crashed process left may have another mode. The new file is private from its first byte on,
+            # whatever the umask.
             partial.unlink(missing_ok=True)
             os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         partial.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value as indented JSON, whole or not at all."""
+    """Writes a value as indented JSON, completely or not at all."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-# The full-width forms too, which a spreadsheet may take for the ASCII ones.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+# How a text begins that a spreadsheet takes for a formula. It may take the full-width forms for the ASCII ones.
+FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def no_formula(cell: Any) -> Any:
-    """Returns a cell of a CSV file; what a spreadsheet would take for a formula gets an apostrophe in front (OWASP)."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+    """Returns a cell of a CSV file as a spreadsheet may read it.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe in front. Source: OWASP, CSV Injection.
+    """
+    if isinstance(cell, str) and cell.startswith(FORMULA_BEGINNINGS):
+        return f"'{cell}"
+    return cell
 
 
 def hash_of_file(path: Path) -> str:
     """Returns the SHA-256 of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()
-    with _naming(path), path.open("rb") as file:
+    with _reading(path), path.open("rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
 
 
 def hash_of_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
-    """Returns the SHA-256 of a value's canonical JSON, in hexadecimal; `default` converts what JSON does not have."""
+    """Returns the SHA-256 of a value's canonical JSON, in hexadecimal.
+
+    Args:
+        value: the value.
+        default: converts an object that JSON does not have into one that it has.
+    """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=default)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_bytes(path: Path) -> bytes:
-    """Reads a file."""
+    """Returns the content of a file."""
     _check_kind(path)
-    with _naming(path):
+    with _reading(path):
         return path.read_bytes()
 
 
 def as_utf8(content: bytes) -> bytes:
-    """Returns a text's bytes in UTF-8 without a mark in front, also of UTF-16, which PowerShell writes into files."""
+    """Returns the bytes of a text in UTF-8, without a byte order mark.
+
+    Args:
+        content: the bytes of a text in UTF-8, UTF-16 or UTF-32. PowerShell writes UTF-16 into files. Bytes that cannot
+            be decoded are returned as they are.
+    """
     encoding = json.detect_encoding(content)
     if encoding.startswith("utf-8"):
         return content.removeprefix(codecs.BOM_UTF8)
     try:
-        # A kill may have cut the last sign in two.
+        # The incremental decoder accepts a last character of which a killed process wrote only a part.
         return codecs.getincrementaldecoder(encoding)().decode(content).encode()
     except UnicodeDecodeError:
         return content
 
 
 def read_text(path: Path) -> str:
-    """Reads a text in UTF-8 or UTF-16."""
+    """Returns the content of a file in UTF-8 or UTF-16."""
     try:
         return as_utf8(read_bytes(path)).decode()
     except UnicodeDecodeError as error:
@@ -152,25 +196,34 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of a file, each with its end."""
+    """Yields the lines of a file as bytes, each with its line end."""
     _check_kind(path)
-    with _naming(path), path.open("rb") as file:
+    with _reading(path), path.open("rb") as file:
         yield from file
 
 
 def file_names_in(folder: Path) -> list[str]:
-    """Returns the names in a folder, sorted; none if there is no such folder.
+    """Returns the names in a folder, sorted; an empty list if there is no such folder.
 
     Raises:
-        OSError: it cannot be read, or is no folder; pathlib's glob would ignore both.
+        OSError: the folder cannot be read, or the path is no folder. pathlib's glob would ignore both.
     """
-    with contextlib.suppress(FileNotFoundError):
+    try:
         return sorted(os.listdir(folder))
-    return []
+    except FileNotFoundError:
+        return []
 
 
 def parse_json(content: str | bytes, where: str) -> Any:
-    """Returns a JSON text's value."""
+    """Returns the value of a JSON text.
+
+    Args:
+        content: the text.
+        where: where the text is from, for the message.
+
+    Raises:
+        ValueError: the text is not JSON.
+    """
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -178,14 +231,14 @@ def parse_json(content: str | bytes, where: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file."""
+    """Returns the value of a JSON file."""
     return parse_json(read_bytes(path), str(path))
 
 
 def read_json_object(
     path: Path, shape: Mapping[Any, Any] = EMPTY, remedy: str = "remove it, or create it again"
 ) -> dict[str, Any]:
-    """Reads a JSON file that holds an object of a shape; see `check_shape`."""
+    """Returns the object in a JSON file, which must have a shape; see `check_shape`."""
     content = read_json(path)
     check_shape(path, content, shape, remedy)
     return content
@@ -194,25 +247,32 @@ def read_json_object(
 def check_shape(
     path: Path | str, content: Any, shape: Mapping[Any, Any], remedy: str = "remove it, or create it again"
 ) -> None:
-    """Refuses what is not of a shape.
+    """Raises ValueError if a value does not have a shape.
 
     Args:
         path: where the content is from, for the message.
-        content: what is checked.
-        shape: what the object must have: by key a type, the shape of an object, or a list of the one shape that its
-            entries have; under the key `str`, that of every value. Further keys are free.
-        remedy: what to do about a file that is not of the shape.
+        content: the value that is checked.
+        shape: the shape of an object: from a key that the object must have to the shape of its value. That is a type,
+            the shape of an object, or a list with the shape that every entry of the value must have. The key `str`
+            stands for every key that is not named. Without it, further keys may have any value.
+        remedy: what to do about a file without the shape.
 
     Raises:
-        ValueError: it is not; names the key.
+        ValueError: the value does not have the shape; the message names the key.
     """
-    misfit = _misfit(content, shape, "")
-    if misfit:
-        raise ValueError(f"{path}: {misfit}; {remedy}")
+    difference = _find_difference(content, shape, "")
+    if difference:
+        raise ValueError(f"{path}: {difference}; {remedy}")
 
 
-def _misfit(value: Any, shape: Any, where: str) -> str | None:
-    """Says where a value is not of a shape; None if it is."""
+def _find_difference(value: Any, shape: Any, where: str) -> str | None:
+    """Says where a value does not have a shape; None if it has the shape.
+
+    Args:
+        value: the value that is checked.
+        shape: the shape, as for `check_shape`.
+        where: the keys and indices that lead to the value, with dots between them; "" for the whole content.
+    """
     kind = shape
     if isinstance(shape, Mapping):
         kind = dict
@@ -220,20 +280,25 @@ def _misfit(value: Any, shape: Any, where: str) -> str | None:
         kind = list
     if not isinstance(value, kind):
         return f"{where or 'it'} is {value!s:.60}, not of the type {getattr(kind, '__name__', kind)}"
-    parts: Iterable[tuple[Any, Any, Any]] = ()
+    # The key or the index of each part of the value, the part, and the shape that it must have.
+    parts: list[tuple[Any, Any, Any]] = []
     if isinstance(shape, Mapping):
         missing = [key for key in shape if key is not str and key not in value]
         if missing:
             return f"{where or 'it'} has no {', '.join(missing)}"
-        parts = ((key, value[key], shape.get(key, shape.get(str, object))) for key in value)
+        shape_of_others = shape.get(str, object)
+        parts = [(key, part, shape.get(key, shape_of_others)) for key, part in value.items()]
     elif isinstance(shape, list):
-        parts = ((index, part, shape[0]) for index, part in enumerate(value))
-    misfits = (_misfit(part, inner, f"{where}.{key}".removeprefix(".")) for key, part, inner in parts)
-    return next(filter(None, misfits), None)
+        parts = [(index, part, shape[0]) for index, part in enumerate(value)]
+    for key, part, shape_of_part in parts:
+        difference = _find_difference(part, shape_of_part, f"{where}.{key}".removeprefix("."))
+        if difference:
+            return difference
+    return None
 
 
 def read_config(path: Path) -> "DictConfig":
-    """Reads a configuration as Hydra writes it, not resolved."""
+    """Returns a configuration as Hydra writes it, not resolved."""
     import yaml
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -250,7 +315,10 @@ def read_config(path: Path) -> "DictConfig":
 
 
 def read_whole_number(path: Path) -> int:
-    """Reads a file that holds only one whole number, such as verl's file with the last checkpoint's step."""
+    """Returns the number in a file that holds only a whole number, such as verl's file with the last checkpoint's step.
+
+    The number has at most 18 digits and no sign.
+    """
     text = read_bytes(path).decode(errors="replace").strip()
     if not re.fullmatch("[0-9]{1,18}", text):
         raise ValueError(f"{path}: {text!r:.60} is not a whole number of at most 18 digits; was it cut off?")
@@ -259,20 +327,34 @@ def read_whole_number(path: Path) -> int:
 
 @contextlib.contextmanager
 def parquet_file(path: Path) -> Iterator["pyarrow.parquet.ParquetFile"]:
-    """Yields an open Parquet file; errors of pyarrow within the block become ValueError too."""
+    """Yields an open Parquet file.
+
+    Errors of pyarrow, also those within the block, become a ValueError that names the file.
+    """
     import pyarrow
     import pyarrow.parquet
 
     _check_kind(path)
     try:
-        with _naming(path), pyarrow.parquet.ParquetFile(path) as file:
+        with _reading(path), pyarrow.parquet.ParquetFile(path) as file:
             yield file
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:
+        # pyarrow raises an OSError without a number for pages that it cannot decompress.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise ValueError(f"{path}: not a Parquet file, or cut off ({error}); is the copy complete?") from None
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> "pyarrow.Table":
-    """Reads a Parquet file."""
+    """Returns the table in a Parquet file.
+
+    Args:
+        path: the file.
+        columns: the names of the columns that are read; None for all.
+
+    Raises:
+        ValueError: the file lacks one of the columns, or is not a Parquet file.
+    """
     with parquet_file(path) as file:
         missing = [name for name in columns or () if name not in file.schema_arrow.names]
         if missing:
@@ -281,14 +363,14 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> "pyarrow.Tab
 
 
 def _check_kind(path: Path) -> None:
-    """Raises ValueError if a path is there and is no file."""
+    """Raises ValueError if something is at a path that is no file."""
     # Opening a pipe would wait for a writer, and the error for a folder does not say what was expected.
     if path.exists() and not path.is_file():
         kind = "a folder" if path.is_dir() else "a device or pipe"
         raise ValueError(f"{path}: {kind}, not a file")
 
 
-def _reach_the_disk(path: Path) -> None:
+def _flush_to_disk(path: Path) -> None:
     """Waits until a file's content, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -1,8 +1,8 @@
-"""Blanks out credentials in what is echoed: a run's line, explanations, messages.
+"""Replaces credentials in texts that are echoed: a run's line, explanations, messages.
 
-A credential is known by what it stands under, a key, a variable or an option that names one, by the beginning that its
-provider gives it, or by its place in an address. Nothing is guessed from the letters of a value. What is kept in a
-run's record goes another way, `run.kept_values`.
+A credential is known by the key, the variable or the option that it is the value of, by the beginning that its provider
+gives it, or by its place in an address. Nothing is guessed from the letters of a value. A run's record is treated
+differently, by `run.kept_values`.
 """
 
 import re
@@ -12,14 +12,14 @@ from typing import Any
 
 REDACTED = "[redacted]"
 
-# How the tokens of providers begin, and signed JSON tokens.
+# The beginnings of providers' tokens, and that of signed JSON tokens.
 PREFIX = re.compile(
     r"(?:sk-ant-|sk-proj-|sk-or-|[sr]k_live_|gsk_|xai-|nvapi-|pplx-|pcsk_|lsv2_pt_|gh[opsur]_|github_pat_|glpat-"
     r"|xox[abeprs]-|xapp-|AKIA|ASIA|AIza|ya29\.|GOCSPX-|npm_|pypi-|dop_v1_|SG\.|dckr_pat_|dapi(?=[0-9a-f]{8})|tskey-"
     r"|hvs\.|ntn_|lin_api_|figd_|NRAK-|AGE-SECRET-KEY-|wandb_v\d_|eyJ)[\w.~+-]{8}"
     r"|whsec_|(?:hf_(?:oauth_|jwt_)?|api_org_|sk-)[A-Za-z0-9]{16}"
 )
-# The end of a name whose value is a credential, once it is divided into words in lower case and in the singular.
+# The end of a name whose value is a credential. The name has been divided into words in lower case and in the singular.
 CREDENTIAL_NAMES = re.compile(
     r"(?:password|passwd|passphrase|passcode|secret|credential|authorization|cookie|webhook|connection string"
     r"|(?:^| )(?:bearer|pwd|pat|auth)|(?:db|smtp|user|pg) ?pass|(?:api|access|auth)key"
@@ -30,36 +30,38 @@ CREDENTIAL_NAMES = re.compile(
 )
 # The words of a name: letters in capitals, or in small letters behind at most one capital.
 NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-# Words whose s stays: these end with s in the singular, and "tokens" is no credential, since a text has tokens.
+# Words that keep their s. The first three end with s in the singular. "tokens" is no credential, since a text has
+# tokens.
 WORDS_WITH_S = ("pass", "access", "sas", "tokens")
-# What is longer is no name.
+# Of a name, at most this many characters are looked at, from its end.
 LONGEST_NAME = 120
 # What a text consists of: words, blanks, and single marks.
 PIECE = re.compile(r"[\w.%+~-]+|\s+|.", re.DOTALL)
 QUOTES = ("'", '"')
-# Where a value without quotes ends.
+# What follows the apostrophe of an English word, such as "it's", which is no quote.
+AFTER_APOSTROPHE = ("s", "t", "d", "m", "re", "ve", "ll")
+# The marks that end a value without quotes.
 ENDS = (*QUOTES, ",", "&", "{", "}", "(", ")", "]", ";", "<", ">", "|", "`")
-# Values that are none, and words that stand for one in a program.
+# Values that are no credentials, and words that stand for a value in a program.
 NOTHING = ("none", "null", "true", "false", "int", "str", "bytes", "read", "write")
-# Names in the query of a signed address, whatever they mean elsewhere.
+# Names that stand for a signature in the query of an address, whatever they mean elsewhere.
 SIGNATURES = ("sig", "signature", "x-amz-signature", "x-amz-credential", "x-goog-signature", "x-goog-credential")
 # Words before a credential in a header.
 SCHEMES = ("basic", "bearer", "token")
-# Addresses by which whoever knows them can post.
+# Addresses to which anyone who knows them can post.
 WEBHOOKS = re.compile(
     r"hooks\.slack\.com|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w-]+\.webhook\.office\.com|api\.telegram\.org/bot"
     r"|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot|qyapi\.weixin\.qq\.com/cgi-bin/webhook"
 )
-# The most marks and blanks between a name and its value.
+# At most this many marks and blanks stand between a name and its value. Other searches for what is near use it too.
 NEAR = 12
 
 
 def redact(value: Any) -> Any:
-    """Returns a configuration, a command or a message with `REDACTED` in place of each credential.
+    """Returns a copy of a configuration, a command or a message with `REDACTED` in place of each credential.
 
     Args:
-        value: nested mappings and lists of plain values; it is not changed. Values that are empty, null, true or false
-            are no credentials.
+        value: nested mappings and lists of plain values. Values that are empty, null, true or false are no credentials.
     """
     if isinstance(value, Mapping):
         redacted = {}
@@ -83,7 +85,7 @@ def is_option(word: Any) -> bool:
 
 
 def is_credential(name: str, value: Any) -> bool:
-    """Returns whether a value is a credential because of the name that it stands under."""
+    """Returns whether a value is a credential because of its name."""
     text = str(value)
     if value in ("", [], {}) or text.lower() in NOTHING or text.startswith("--"):
         return False
@@ -91,24 +93,26 @@ def is_credential(name: str, value: Any) -> bool:
 
 
 def is_path(name: str, value: str) -> bool:
-    """Returns whether a value is the path of a file or a folder, under a name that ends as such names do."""
+    """Returns whether a value is the path of a file or a folder, and its name ends like the name of a path."""
     return name.lower().endswith(("file", "path", "pwd")) and value.startswith(("/", "~", "."))
 
 
 def names_credential(name: str) -> bool:
-    """Returns whether a name is that of a credential.
+    """Returns whether a name is the name of a credential.
 
     Args:
-        name: that of a key with dots, a variable or an option; `%5F` in it is an underscore, as in an address.
+        name: the name of a key with dots, a variable or an option. `%5F` in it is an underscore, as in an address.
     """
     parts = name[-LONGEST_NAME:].replace("%5F", "_").split(".")
-    # What stands farther in front in a dotted key does not say what the value is.
+    # The parts of a dotted key before the last two do not say what the value is.
     words = NAME_WORDS.findall(" ".join(parts[-2:]))
-    in_singular = []
+    words_in_singular = []
     for word in words:
-        small = word.lower()
-        in_singular.append(small if small in WORDS_WITH_S else small.removesuffix("s"))
-    return CREDENTIAL_NAMES.search(" ".join(in_singular)) is not None
+        lower_case = word.lower()
+        if lower_case not in WORDS_WITH_S:
+            lower_case = lower_case.removesuffix("s")
+        words_in_singular.append(lower_case)
+    return CREDENTIAL_NAMES.search(" ".join(words_in_singular)) is not None
 
 
 def redacted_text(text: str) -> str:
@@ -119,11 +123,12 @@ def redacted_text(text: str) -> str:
 class Scan:
     """A text in pieces, which are looked at once, in their order.
 
-    `place` is the index of the next piece to look at. The methods whose names begin with `end_of` or `end_in` return
-    the place behind a credential that begins at `place`. Some of them move `place` first, behind what is shown.
+    A place is the index of a piece. `place` is the place of the next piece to look at. The methods whose names begin
+    with `end_of` or `end_in` return the place after a credential that begins at `place`. Some of them first move
+    `place` past what is shown.
 
     Args:
-        text: whatever is echoed.
+        text: the text that is echoed.
     """
 
     def __init__(self, text: str):
@@ -143,16 +148,18 @@ class Scan:
         return redacted
 
     def piece(self, place: int) -> str:
-        """Returns a piece; an empty text before the first one and behind the last one."""
-        return self.pieces[place] if 0 <= place < len(self.pieces) else ""
+        """Returns the piece at a place; "" if the place is before the first piece or after the last."""
+        if 0 <= place < len(self.pieces):
+            return self.pieces[place]
+        return ""
 
     def move_to_credential(self) -> int:
-        """Moves `place` behind the next piece, and on to the credential if that piece says that one follows.
+        """Moves `place` past the next piece, and on to the credential if that piece says that one follows.
 
-        A piece that is itself the beginning of a credential is not passed.
+        If the next piece is itself the beginning of a credential, `place` stays.
 
         Returns:
-            The place behind the credential; the new `place` if there is none.
+            The place after the credential; the new `place` if there is no credential.
         """
         word = self.pieces[self.place]
         if word.startswith("-----BEGIN"):
@@ -175,7 +182,7 @@ class Scan:
         return self.end_of_header() if is_header else self.end_of_value()
 
     def end_of_private_key(self) -> int:
-        """Returns where the lines of a private key end; here for a certificate or another block."""
+        """Returns the place after the lines of a private key; the place after this piece for any other block."""
         start = self.place
         if "PRIVATE" not in self.pieces[start : start + NEAR]:
             self.place += 1
@@ -192,7 +199,10 @@ class Scan:
         return place + 1
 
     def end_in_address(self) -> int:
-        """Returns where the user and the password of an address end, before its @; here if it has none."""
+        """Returns the place of the @ after an address's user and password; `place` if the address has none.
+
+        The secret part of a webhook's address is a credential too.
+        """
         start = self.place
         if WEBHOOKS.match("".join(self.pieces[start : start + NEAR])):
             self.place += 1
@@ -202,11 +212,15 @@ class Scan:
         if "@" not in user:
             return start
         end = host - user[::-1].index("@") - 1
-        of_web = self.piece(start - 4).endswith(("http", "https"))
-        return end if of_web or ":" in self.pieces[start:end] else start
+        # Elsewhere, as in ssh://git@host, a user without a password is no credential.
+        is_of_web = self.piece(start - 4).endswith(("http", "https"))
+        has_password = ":" in self.pieces[start:end]
+        if is_of_web or has_password:
+            return end
+        return start
 
     def end_of_bearer(self) -> int:
-        """Returns where the token of a header ends."""
+        """Returns the place after the token that follows the word "Bearer"; `place` if no token follows."""
         token = self.piece(self.place + 1)
         if len(token) < 8 or not any(letter.isdigit() for letter in token):
             return self.place
@@ -214,7 +228,7 @@ class Scan:
         return self.end_of_words(self.place)
 
     def value_of(self, name: str) -> int | None:
-        """Returns where the value of a name begins; None if it has none.
+        """Returns the place at which the value of a name begins; None if the name has no value.
 
         Args:
             name: the piece before `place`.
@@ -232,7 +246,12 @@ class Scan:
         return place
 
     def is_value(self, name: str, place: int) -> bool:
-        """Returns whether a value begins at a place behind a name, and not a variable, a call, an option or prose."""
+        """Returns whether a literal value begins at a place, and not a variable, a call, an option or prose.
+
+        Args:
+            name: the name before the value.
+            place: the place after the signs of assignment.
+        """
         value = self.piece(place)
         after = self.piece(place + 1)
         is_quoted = self.piece(place - 1) in QUOTES
@@ -246,10 +265,13 @@ class Scan:
         return not is_prose
 
     def end_of_assignment(self, name: str, *, is_default: bool) -> int | None:
-        """Returns the place behind what stands between a name and its value; None if the name is not given one.
+        """Returns the place of the value that is assigned to a name; None if no value is assigned.
+
+        The value comes after the index, colon, equals sign, quotes and blanks that follow the name.
 
         Args:
-            is_default: whether a comma may stand there, as in `${oc.env:NAME,value}`.
+            name: the piece before `place`.
+            is_default: whether a comma assigns the value, as in `${oc.env:NAME,value}`.
         """
         place = self.place
         if self.piece(place) == "[" and self.piece(place + 2) == "]":
@@ -258,22 +280,26 @@ class Scan:
         while place < self.place + NEAR:
             piece = self.piece(place)
             if piece in ("=", ":") or (piece == "," and is_default):
+                # A second sign of assignment compares, as in `==`. After a colon it belongs to `:=` or `::`.
                 if is_assigned and self.piece(place - 1) != ":":
                     return None
                 is_assigned = True
             elif piece == "-" and self.piece(place - 1) == ":":
+                # The sign of a shell's default, as in `${NAME:-value}`.
                 pass
             elif "\n" in piece or not (piece.isspace() or piece in (*QUOTES, "\\", "]")):
                 break
             place += 1
-        return place if is_assigned and "\n" not in self.piece(place) else None
+        if not is_assigned or "\n" in self.piece(place):
+            return None
+        return place
 
     def follows_word(self) -> bool:
         """Returns whether a word stands before the name, as in a sentence."""
         return self.piece(self.place - 2).isspace() and self.piece(self.place - 3)[-1:].isalpha()
 
     def end_of_value(self) -> int:
-        """Returns where the value ends that begins here."""
+        """Returns the place after the value that begins at `place`."""
         place = self.place
         if self.pieces[place] == "[":
             return self.end_of_words(place, ends=("]",), may_contain_blanks=True) + 1
@@ -285,21 +311,62 @@ class Scan:
         return self.end_of_words(place)
 
     def end_of_header(self) -> int:
-        """Returns where the value of a header ends that begins here: with its line, or the quotes around it."""
-        place = self.place
-        while place < len(self.pieces) and self.pieces[place] not in (*QUOTES, "\\") and "\n" not in self.pieces[place]:
-            place += 1
-        return place
+        """Returns the place after the header value that begins at `place`.
+
+        The value ends with its line, or before the quote that closes the text around it. Its own quotes, as those of a
+        cookie's value or of a parameter, do not end it.
+        """
+        surrounding = self.quote_around_place()
+        for place in range(self.place, len(self.pieces)):
+            piece = self.pieces[place]
+            if "\n" in piece:
+                return place
+            # An escaped line end, as in JSON, or the end of a line that the shell continues.
+            if piece == "\\" and self.piece(place + 1).startswith(("n", "r", "\n")):
+                return place
+            depth = self.backslashes_before(place)
+            if (piece, depth) == surrounding:
+                return place - depth
+        return len(self.pieces)
+
+    def quote_around_place(self) -> tuple[str, int] | None:
+        """Returns the innermost quote that is open at `place`, and how many backslashes stand before it.
+
+        None is returned if no quote was opened on the line before `place`.
+        """
+        start = self.place
+        while start > 0 and "\n" not in self.pieces[start - 1]:
+            start -= 1
+        open_quotes: list[tuple[str, int]] = []
+        for place in range(start, self.place):
+            if self.pieces[place] not in QUOTES or self.is_apostrophe(place):
+                continue
+            quote = (self.pieces[place], self.backslashes_before(place))
+            if quote in open_quotes:
+                # It closes that quote, and those within that were not closed.
+                open_quotes = open_quotes[: open_quotes.index(quote)]
+            else:
+                open_quotes.append(quote)
+        if not open_quotes:
+            return None
+        return open_quotes[-1]
+
+    def is_apostrophe(self, place: int) -> bool:
+        """Returns whether a piece is the apostrophe of an English word, such as "it's"."""
+        follows_letter = self.piece(place - 1)[-1:].isalpha()
+        return self.pieces[place] == "'" and follows_letter and self.piece(place + 1) in AFTER_APOSTROPHE
 
     def end_of_quoted(self, quote: str) -> int:
-        """Returns where a value ends that began behind this quote, before which there may be backslashes."""
+        """Returns the place after the value between quotes that begins at `place`.
+
+        Args:
+            quote: the quote before `place`. Backslashes may stand before it, and then before the closing quote too.
+        """
         depth = self.backslashes_before(self.place - 1)
-        place = self.place
-        while place < len(self.pieces):
+        for place in range(self.place, len(self.pieces)):
             if self.pieces[place] == quote and self.backslashes_before(place) == depth:
                 return place - depth
-            place += 1
-        return place
+        return len(self.pieces)
 
     def backslashes_before(self, place: int) -> int:
         """Returns how many backslashes stand before a piece, at most `NEAR`."""
@@ -309,12 +376,12 @@ class Scan:
         return count
 
     def end_of_words(self, place: int, ends: tuple[str, ...] = ENDS, *, may_contain_blanks: bool = False) -> int:
-        """Returns the place of the first piece that ends a credential; that behind the last piece if none does.
+        """Returns the place of the first piece that ends a credential; the place after the last piece if none does.
 
         Args:
-            place: where the search begins.
-            ends: the pieces that end it.
-            may_contain_blanks: whether blanks do not end it.
+            place: the place where the search begins.
+            ends: the pieces that end the credential.
+            may_contain_blanks: whether the credential may contain blanks, so that they do not end it.
         """
         while place < len(self.pieces):
             piece = self.pieces[place]
