@@ -139,7 +139,7 @@ def test_where_acpo_comes_to_clip_nothing_below_it_says_so(explain, words, sigma
     [
         (
             ["+clipx/mask=icepop"],
-            "icepop (low 0.5, high 5) takes out tokens whose ratio of the old policy to the sampler",
+            "icepop (low 0.5, high 5) takes out tokens whose ratio of the old policy's to the sampler's probability",
         ),
         (["+clipx/mask=opsm", "clipx.mask.delta=0.5"], "opsm (delta 0.5) takes out sequences with negative advantages"),
     ],
