@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up the project's environment and runs every check. Safe to run twice.
-#   bash scripts/test.sh          lint, contracts, unit tests, end-to-end runs of the real verl: about 12 minutes
+#   bash scripts/test.sh          lint, contracts, unit tests, end-to-end runs of the real verl: 12 to 30 minutes
 #   bash scripts/test.sh --fast   the same without end-to-end runs and slow unit tests: about three minutes
 #   bash scripts/test.sh --all    with every end-to-end run under every setting: about 150 starts of verl, some
 #                                 hours, one of them on the oldest verl that is admitted, and 19 with vLLM on the CPU;
