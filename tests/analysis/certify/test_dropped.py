@@ -2,37 +2,49 @@
 
 import pytest
 
-from .example_arms import certified
-from .test_certify import changed
+from .example_arms import SOUND, both_runs, certify_arms
 
-QUESTION = "as many prompts were dropped for their age"
-ASYNC = {"trainer.v1.trainer_mode": "separate_async"}
-EVICTED, AGE = "training__off_policy__evicted_samples", "training__off_policy__trajectory_staleness__mean"
+DROPPED_ALIKE = "as many prompts were dropped for their age"
+ASYNCHRONOUS = {"trainer.v1.trainer_mode": "separate_async"}
 
 
-def dropping(prompts, kind=ASYNC, **further):
-    """A run that drops prompts in every step after the first, beside 16 that it trains on; verl logs no 0."""
+def dropping(prompts):
+    """Return an arm whose runs drop prompts in every step after the first, beside 16 that they train on.
 
-    def keep(line):
-        line = changed(**{AGE: 1.0})["keep"](line)
-        return changed(**{EVICTED: prompts})["keep"](line) if prompts and line["step"] > 1 else line
+    Args:
+        prompts: how many are dropped in a step. If it is 0, the metric is missing, since verl logs no 0.
+    """
 
-    return {"change": kind, "keep": keep, **further}
+    def edit(line):
+        line["data"]["training/off_policy/trajectory_staleness/mean"] = 1.0
+        if prompts and line["step"] > 1:
+            line["data"]["training/off_policy/evicted_samples"] = prompts
+        return line
+
+    return both_runs(overrides=ASYNCHRONOUS, edit_line=edit)
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "verdict", "evidence"),
+    ("first", "second", "verdict", "facts"),
     [
-        # 20 of 100 prompts.
-        (dropping(5.0), dropping(0), "failed", "20.0 % and 0.0"),
-        (dropping(5.0), dropping(5.0), "passed", "20.0 % and 20.0 % of the prompts"),
-        (dropping(0.5), dropping(0), "passed", "of the prompts"),
+        # 5 a step in 4 of 5 steps are 20 prompts, beside 5 * 16 = 80 that are trained on: 20 of 100.
+        pytest.param(dropping(5.0), dropping(0), "failed", ["20.0 % and 0.00 %"], id="one arm drops a fifth"),
+        pytest.param(
+            dropping(5.0), dropping(5.0), "passed", ["20.0 % and 20.0 %", "prompts"], id="both arms drop a fifth"
+        ),
+        # 2 of 82.
+        pytest.param(dropping(0.5), dropping(0), "passed", ["2.4 % and 0.00 %"], id="one arm drops a few"),
         # What samples in step with the training drops none.
-        ({}, {}, "passed", "0.0"),
+        pytest.param(SOUND, SOUND, "passed", ["0.00"], id="synchronous trainers"),
         # A log without verl's metrics of staleness says nothing.
-        (dropping(5.0), {"change": ASYNC}, "not recorded", "dropped prompts in acpo-seed1"),
+        pytest.param(
+            dropping(5.0),
+            both_runs(overrides=ASYNCHRONOUS),
+            "not recorded",
+            ["dropped", "acpo-seed1"],
+            id="no metrics of staleness",
+        ),
     ],
 )
-def test_arms_that_dropped_another_share_did_not_train_on_the_same_data(tmp_path, first, second, verdict, evidence):
-    line = certified(tmp_path, first=(first,) * 2, second=(second,) * 2, code=None)[QUESTION]
-    assert line.startswith(f"{verdict}: ") and evidence in line, line
+def test_arms_that_dropped_another_share_did_not_train_on_the_same_data(tmp_path, first, second, verdict, facts):
+    certify_arms(tmp_path, first=first, second=second, code=None).assert_verdict(DROPPED_ALIKE, verdict, *facts)
