@@ -6,12 +6,16 @@ Not covered: rewards read answers in their own ways; this one only groups respon
 
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
 import yaml
 
+from tests.papers.evaluation.tiny import questions_file, validated_rows, write_rows
+from verl_clipx.common.files import hash_of_file
 from verl_clipx.papers.evaluation.benchmark import Benchmark
-from verl_clipx.papers.evaluation.scores import MAX_ANSWER_LENGTH, extract_answer, import_object, score_samples
+from verl_clipx.papers.evaluation.folder import EvaluationFolder
+from verl_clipx.papers.evaluation.scores import MAX_ANSWER_LENGTH, extract_answer, import_object, score, score_samples
 
 TEXTS = [["<answer>4</answer>", "what?"], ["", "<answer> 7</answer>"]]
 QUESTIONS = [
@@ -47,6 +51,39 @@ def test_scores_keep_every_numeric_part_that_all_have_and_the_answer():
     # As in verl's validation, an answer that the reward returns has the vote.
     named = score_samples(SAMPLES, BENCHMARK, lambda **row: {"score": 0.0, "pred": row["ground_truth"]})
     assert named["answer"].tolist() == ["4", "4", "7", "7"]
+
+
+def test_a_boolean_of_numpy_is_a_part():
+    scores = score_samples(SAMPLES, BENCHMARK, lambda **row: {"score": -3.0, "correct": np.True_})
+    assert scores["reward/correct"].tolist() == [1.0] * 4
+
+
+def reward_with_a_part_of_long_answers(data_source, solution_str, ground_truth, extra_info):
+    length = len(solution_str)
+    return {"score": float(length), **({"long": 1.0} if length > 2 else {})}
+
+
+@pytest.mark.parametrize("texts", [("long", "no"), ("no", "long")])
+def test_a_part_that_one_checkpoint_lacks_is_left_out_for_all(tmp_path, texts):
+    evaluation = EvaluationFolder(tmp_path / "evaluation")
+    questions = questions_file(tmp_path, 4)
+    for label, text in zip("ab", texts, strict=True):
+        rows = validated_rows(range(4), samples=1, text=lambda question, sample, text=text: text)
+        write_rows(evaluation.completions_folder(label, "b", 0) / "000000" / "1.jsonl", rows)
+    evaluation.write_config(
+        {
+            **{"model": "m", "protocol": "sampled", "versions": {}},
+            "reward": f"{__name__}:reward_with_a_part_of_long_answers",
+            "checkpoints": {label: {"source": "m", "step": 1, "fingerprint": label * 64} for label in "ab"},
+            "sampling": {"samples": 1, "seeds": [0], "max_tokens": 8, "temperature": 1.0, "top_p": 1.0},
+            "benchmarks": {"b": {"path": str(questions), "sha256": hash_of_file(questions), "questions": 4}},
+        }
+    )
+    benchmark = score(evaluation)["benchmarks"]["b"]
+    # Answers of four and of two characters.
+    assert benchmark["values"]["reward/score"] == [3.0] * 4
+    for estimates in (benchmark["result"], *benchmark["checkpoints"].values()):
+        assert "reward/long" not in estimates
 
 
 @pytest.mark.parametrize(

@@ -136,31 +136,43 @@ def _score_benchmark(
         clusters: ``[questions]`` sources; None for independent questions.
 
     Returns:
-        The benchmark's part of the results.
+        The benchmark's part of the results: the number of questions; why there are no intervals, or None; the estimates
+        and each question's values of the mean over all checkpoints; the estimates of each checkpoint.
+
+    Raises:
+        ValueError: a completion is missing.
+        RuntimeError: see `score_samples`.
     """
     seeds = config["sampling"]["seeds"]
-    samples = config["sampling"]["samples"] // len(seeds)
-    values: dict[str, QuestionValues] = {}
+    # The configuration counts the samples of all seeds together.
+    samples_per_seed = config["sampling"]["samples"] // len(seeds)
+    scores_by_checkpoint = {}
     for label in config["checkpoints"]:
         seed_folders = [folder.completions_folder(label, benchmark.name, seed) for seed in seeds]
-        completions = read_completions(seed_folders, len(benchmark.questions), samples)
+        completions = read_completions(seed_folders, len(benchmark.questions), samples_per_seed)
         scores = score_samples(completions, benchmark, reward)
         with replacing(folder.scores_path(label, benchmark.name)) as partial:
             scores.to_parquet(partial, index=False)
-        values[label] = question_values(scores)
-    # The protocol's value of a question is the mean over its checkpoints.
-    first_values = next(iter(values.values()))
-    combined = {}
-    for metric in first_values:
-        combined[metric] = np.mean([checkpoint_values[metric] for checkpoint_values in values.values()], axis=0)
+        scores_by_checkpoint[label] = scores
+    shared_columns = set.intersection(*(set(scores.columns) for scores in scores_by_checkpoint.values()))
+    values_by_checkpoint: dict[str, QuestionValues] = {}
+    for label, scores in scores_by_checkpoint.items():
+        # A part of the reward that another checkpoint lacks is left out, so that all are judged by the same parts.
+        values_by_checkpoint[label] = question_values(scores[[name for name in scores if name in shared_columns]])
+    # The evaluation's result is about all checkpoints together: a question's value is the mean over them.
+    metrics = next(iter(values_by_checkpoint.values()))
+    mean_by_metric = {}
+    for metric in metrics:
+        columns = [values[metric] for values in values_by_checkpoint.values()]
+        mean_by_metric[metric] = np.mean(columns, axis=0)
     estimates_by_checkpoint = {}
-    for label, checkpoint_values in values.items():
-        estimates_by_checkpoint[label] = _estimates(checkpoint_values, clusters)
+    for label, values in values_by_checkpoint.items():
+        estimates_by_checkpoint[label] = _estimates(values, clusters)
     return {
         "questions": len(benchmark.questions),
         "no_interval": too_few_units(len(benchmark.questions), clusters),
-        "result": _estimates(combined, clusters),
-        "values": {metric: column.tolist() for metric, column in combined.items()},
+        "result": _estimates(mean_by_metric, clusters),
+        "values": {metric: column.tolist() for metric, column in mean_by_metric.items()},
         "checkpoints": estimates_by_checkpoint,
     }
 
@@ -176,12 +188,13 @@ def score_samples(samples: pandas.DataFrame, benchmark: Benchmark, reward: Calla
     Args:
         samples: from `read_completions`.
         benchmark: the questions that the completions answer.
-        reward: called with data_source, solution_str, ground_truth, extra_info; returns a number or a dict with the key
-            "score". Numbers in a dict are kept; keys that some completions lack are left out. If the dict has "pred",
-            this is the answer that votes, as in verl's validation.
+        reward: called with the keyword arguments data_source, solution_str, ground_truth and extra_info; returns a
+            number or a dict with the key "score". The value of the key "pred", if there is one, is the answer that
+            votes, as in verl's validation.
 
     Returns:
-        The samples with the column `answer` in place of `text`, and a float column `reward/<part>` for every part.
+        The samples with the column `answer` in place of `text`, and a float column `reward/<part>` for every number or
+        boolean that the reward returned for all completions.
 
     Raises:
         RuntimeError: the reward raised an exception, or returned a score that is not a finite number or an answer that
@@ -207,9 +220,10 @@ def score_samples(samples: pandas.DataFrame, benchmark: Benchmark, reward: Calla
                 f"({type(error).__name__}: {error}). All completions are kept. Fix the reward and run "
                 "`clipx papers eval score`."
             ) from error
-    # All numbers are finite, so a NaN stands only where a completion lacks a key.
-    parts_of_all = pandas.DataFrame(numbers).dropna(axis="columns").add_prefix(PART_PREFIX)
-    return samples.drop(columns="text").assign(answer=answers).join(parts_of_all)
+    reward_columns = pandas.DataFrame(numbers, index=samples.index).add_prefix(PART_PREFIX)
+    # A NaN means that a completion has no such key: a number that is not finite has been refused above.
+    reward_columns = reward_columns.dropna(axis="columns")
+    return samples.drop(columns="text").assign(answer=answers).join(reward_columns)
 
 
 def _answer(parts: dict[str, Any], text: str) -> Any:
@@ -227,12 +241,13 @@ def _answer(parts: dict[str, Any], text: str) -> Any:
 
 
 def _numbers(parts: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers among the parts of a reward.
+    """Return the numbers and booleans among the parts of a reward.
 
     Raises:
-        ValueError: one of them is not finite, or there is no number `score`.
+        ValueError: a number is not finite, or no part `score` is a number.
     """
-    numbers = {key: float(value) for key, value in parts.items() if isinstance(value, Real)}
+    # numpy registers its integers and floats as real numbers, but not its booleans.
+    numbers = {key: float(value) for key, value in parts.items() if isinstance(value, Real | np.bool_)}
     if "score" not in numbers or not all(map(math.isfinite, numbers.values())):
         raise ValueError(f"returned {parts!r}, which is not a finite number `score` with other finite numbers")
     return numbers
