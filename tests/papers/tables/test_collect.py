@@ -152,6 +152,15 @@ def test_another_evaluation_is_refused_alone(tmp_path, changes, reason):
     assert results["at"]["GRPO", "C"]["mean"] == pytest.approx(60.0)
 
 
+@pytest.mark.parametrize(("template", "refused"), [("plain", 0), ("chat", 1)])
+def test_the_last_template_among_a_rows_options_is_that_of_its_evaluations(tmp_path, template, refused):
+    row = {"name": "GRPO", "preset": GRPO, "evaluation_options": "--template plain"}
+    table = made_table("collect", rows=[row], evaluation_options="--template other")
+    folder = write_run(tmp_path, GRPO, 1)
+    write_results(folder, "b", [0.4] * 4, template=template)
+    assert len(collected(table, tmp_path)["refused"]) == refused
+
+
 def test_the_share_of_collapsed_seeds_has_an_exact_interval(tmp_path):
     rows = [{"name": "GRPO", "preset": GRPO}, {"name": "ACPO", "preset": ACPO}]
     table = of_grpo({"collapse": REWARD}, seeds=[1, 2, 3], baseline="GRPO", rows=rows)

@@ -1,7 +1,9 @@
 """Reads the numbers of a table's cells from a run's folder."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from verl_clipx.analysis.runs.folder import RunFolder
 from verl_clipx.common.files import read_table
 from verl_clipx.common.statistics.collapse import collapse, last_level
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
+from verl_clipx.papers.evaluation.settings import SamplingSettings
 from verl_clipx.papers.tables.definition import (
     AVERAGE,
     BENCHMARK,
@@ -196,7 +199,8 @@ def read_evaluation(table: Table, row: Row, run: RunFolder, benchmark: str, metr
 
     Raises:
         MissingNumber: the evaluation has not been run or scored, or lacks the metric.
-        ValueError: it was run with other settings, or before the training ended.
+        ValueError: the evaluation was made with other settings than the table's, or not of the training's last
+            checkpoint.
     """
     results = _read_checked_results(table, row, run, benchmark)
     content = results["benchmarks"].get(benchmark, {})
@@ -236,6 +240,16 @@ def protocol_of(row: Row, settings: Mapping[str, Any]) -> str:
     return "greedy" if settings["temperature"] == 0 else "sampled"
 
 
+def _template_of(table: Table, row: Row) -> str:
+    """Return the chat template with which the table evaluates a row: the last `--template` among the options."""
+    template = SamplingSettings.template
+    words = shlex.split(f"{table.evaluation_options} {row.evaluation_options}")
+    for option, value in pairwise(words):
+        if option == "--template":
+            template = value
+    return template
+
+
 def wrong_settings(table: Table, row: Row, benchmark: str, config: Mapping[str, Any]) -> list[str]:
     """Return the differences between how an evaluation was made and what the table says, a text each.
 
@@ -251,6 +265,7 @@ def wrong_settings(table: Table, row: Row, benchmark: str, config: Mapping[str, 
         "temperature": settings["temperature"],
         "max_tokens": settings["max_tokens"],
         "questions": settings["questions"],
+        "template": _template_of(table, row),
         # A table's intervals are over questions, not over clusters of them.
         "cluster": None,
     }
@@ -261,6 +276,7 @@ def wrong_settings(table: Table, row: Row, benchmark: str, config: Mapping[str, 
         "temperature": sampling["temperature"],
         "max_tokens": sampling["max_tokens"],
         "questions": config["benchmarks"].get(benchmark, {}).get("questions"),
+        "template": sampling.get("template", SamplingSettings.template),
         "cluster": config.get("cluster"),
     }
     # The path of a model in the data folder differs from machine to machine.
