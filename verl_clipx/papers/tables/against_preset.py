@@ -1,4 +1,4 @@
-"""Whether a run is one of a preset, by the values that make up its setting."""
+"""Tells whether a run is a run of a preset, by the values that define it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,10 @@ OPEN = "???"
 
 
 def as_written(config: DictConfig, key: str) -> str:
-    """Return a value as written; resolved, it would be a path on one particular machine."""
+    """Return a value of a configuration as written, with its interpolations.
+
+    Resolved, a path would be that of one particular machine.
+    """
     parent, _, name = key.rpartition(".")
     return str(OmegaConf.select(config, parent)._get_node(name))
 
@@ -29,16 +32,21 @@ def differences(preset: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
     """Describe the differences between a preset and a run.
 
     Args:
-        preset, run: what is kept of `analysis.runs.sameness.significant_values`; apply `filled_in` first.
+        preset, run: the kept values by key, from `kept_configuration`. A value that the preset leaves open counts as a
+            difference, so add the run's values for it first; see `filled_in`.
+
+    Returns:
+        A line for each key whose values differ, in the order of the keys; empty if the run is one of the preset.
     """
-    reasons: list[str] = []
+    lines: list[str] = []
     for key in sorted(preset.keys() | run.keys()):
-        wanted = preset.get(key, NOTHING)
-        given = run.get(key, NOTHING)
-        if wanted == given:
+        preset_value = preset.get(key, NOTHING)
+        run_value = run.get(key, NOTHING)
+        if preset_value == run_value:
             continue
-        if is_hash(wanted) or is_hash(given):
-            reasons.append(f"{key}: the run's text is not the preset's")
+        # A hash is shown to nobody: it stands for a text that may hold a secret.
+        if is_hash(preset_value) or is_hash(run_value):
+            lines.append(f"{key}: the run's text is not the preset's")
         else:
-            reasons.append(f"{key}: preset {wanted!r}, run {given!r}")
-    return reasons
+            lines.append(f"{key}: preset {preset_value!r}, run {run_value!r}")
+    return lines

@@ -294,6 +294,7 @@ def _combine(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[Cel
         measured[row_name, column_name] = _over_seeds(values, table, is_collapse)
     for row in table.rows:
         for column in table.columns:
+            # Rebuilt for each cell, because a difference may use a cell that was derived before.
             means = {cell: value.mean for cell, (value, _) in measured.items()}
             number = _derived(table, row, column, means)
             if number is not None:
@@ -305,26 +306,29 @@ def _over_seeds(values: dict[int, Value], table: Table, is_collapse: bool) -> tu
     """Combine a cell's numbers over its training seeds.
 
     Args:
-        values: from a seed to its number; a single one keeps its interval over questions.
-        table: the cell's.
-        is_collapse: whether the numbers say which trainings collapsed.
+        values: the cell's number by training seed. If there is only one, it keeps its interval over questions.
+        table: the table of the cell.
+        is_collapse: whether each number says whether its training collapsed: positive, or 0.
 
     Returns:
-        The number, and what its interval is over; None without an interval.
+        The number, and what its interval is over (SEEDS, SHARE or QUESTIONS), or None if it has no interval.
     """
     means = [value.mean for value in values.values()]
+    # With fewer seeds, the share is a mean without an interval.
     if is_collapse and len(means) >= MIN_SEEDS:
         collapsed = sum(map(bool, means))
-        return Value(**asdict(estimate_share(collapsed, len(means)))).scaled(table.accuracy_factor), SHARE
+        # A share is counted in parts of 1, whatever the table's unit is.
+        share = estimate_share(collapsed, len(means))
+        return Value(**asdict(share)).scaled(table.accuracy_factor), SHARE
     if len(means) > 1:
         number = Value(**asdict(estimate_over_seeds(means)))
-        over = SEEDS
+        interval_over = SEEDS
     else:
         number = next(iter(values.values()))
-        over = QUESTIONS
+        interval_over = QUESTIONS
     if number.low is None:
         return number, None
-    return number, over
+    return number, interval_over
 
 
 def _derived(table: Table, row: Row, column: Column, means: dict[CellKey, float]) -> float | None:
@@ -334,8 +338,8 @@ def _derived(table: Table, row: Row, column: Column, means: dict[CellKey, float]
         means: the cells' numbers.
 
     Returns:
-        A gain in percent, or a difference in the table's unit; None if the cell is neither, or another cell is missing
-        that it needs.
+        A gain in percent, or a difference in the table's unit; None if the cell is neither, or if a cell that it needs
+        is missing.
     """
     gain_of = table.measure_of(row, column).get(GAIN_OF)
     if gain_of and row.baseline:
@@ -361,31 +365,40 @@ def _cell(
     measured: Mapping[CellKey, tuple[Value, str | None]],
     by_seed: Mapping[CellKey, Mapping[int, Value]],
 ) -> dict[str, Any]:
-    """Return a cell as JSON values; see `collect`."""
+    """Return a cell as JSON values.
+
+    Args:
+        measured: for each measured cell its number, and what the number's interval is over or None.
+        by_seed: the numbers of each training seed.
+
+    Returns:
+        Only row, column and expected if the cell was not measured, otherwise all keys that `collect` lists.
+    """
     expected = table.expected(row, column)
     key = (row.name, column.name)
     cell: dict[str, Any] = {"row": row.name, "column": column.name, "expected": expected}
     if key not in measured:
         return cell
     number, interval = measured[key]
-    means = {}
+    number_by_seed = {}
     for seed, value in sorted(by_seed.get(key, {}).items()):
+        # A model that nothing trains has a number but no seed.
         if seed != NO_SEED:
-            means[seed] = value.mean
+            number_by_seed[seed] = value.mean
     return {
         **cell,
         "mean": number.mean,
         "low": number.low,
         "high": number.high,
         "interval": interval,
-        "seeds": list(means),
-        "by_seed": {str(seed): mean for seed, mean in means.items()},
+        "seeds": list(number_by_seed),
+        "by_seed": {str(seed): mean for seed, mean in number_by_seed.items()},
         "difference": None if expected is None else number.mean - expected,
     }
 
 
 def _versions_of_evaluation(table: Table, cells: Cells, run: RunFolder) -> dict[str, str | None]:
-    """Return the packages' versions with which the first evaluation of some cells was made; empty if none was."""
+    """Return the versions of the packages that made the first evaluation that these cells have; empty without one."""
     for row, column in cells:
         for benchmark in table.benchmarks_of(row, column):
             evaluation = evaluation_folder(run.path, benchmark)
@@ -395,19 +408,25 @@ def _versions_of_evaluation(table: Table, cells: Cells, run: RunFolder) -> dict[
 
 
 def hash_of_definition(table: Table) -> str:
-    """Return the SHA-256 of what determines a table's numbers, which ties results to one definition."""
+    """Return the SHA-256 of the parts of a table that its results depend on.
+
+    Results carry the hash, so that they are not shown for a definition that has changed. The options of evaluations are
+    not among these parts.
+    """
     row_keys = ("name", "preset", "presets", "model", "models", "minus", "baseline", "measure", "expected")
-    # From the name in the hash, which the committed results were hashed with, to the field.
+    # By its name in the hash, a field of Column. `run` is an old name of `variant`; a new one would change the hashes
+    # of all committed results.
     column_keys = {"name": "name", "run": "variant", "preset": "preset", "measure": "measure"}
     benchmarks = {}
     for name, settings in table.benchmarks.items():
+        # `origin` only tells a reader where the questions come from.
         benchmarks[name] = {key: value for key, value in settings.items() if key != "origin"}
     rows = [{key: getattr(row, key) for key in row_keys} for row in table.rows]
     columns = []
     for column in table.columns:
-        columns.append({key: getattr(column, name) for key, name in column_keys.items()})
+        columns.append({hashed_name: getattr(column, field_name) for hashed_name, field_name in column_keys.items()})
     parts = [table.unit, benchmarks, rows, columns]
-    # Without one the hash stays what it was before tables had baselines.
+    # A table without a baseline keeps the hash that it had before tables could have one.
     if table.baseline:
         parts.append(table.baseline)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
