@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.claims.documents import ROOT
+from tests.messages import assert_names
 from verl_clipx.common import verl_contract
 from verl_clipx.common.verl_contract import (
     REQUIREMENTS,
@@ -155,6 +156,8 @@ def test_signatures_are_read_from_source(name, expected):
         ("def f(data)", set()),
         ("def f(data, settings)", set()),
         ("f = partial(g, data=1)", set()),
+        # The first colon after the name is that of another statement.
+        ("f = g\nTABLE: dict = {}", set()),
     ],
 )
 def test_what_a_signature_must_have_depends_on_who_calls_whom(tmp_path, header, fits):
@@ -163,3 +166,17 @@ def test_what_a_signature_must_have_depends_on_who_calls_whom(tmp_path, header, 
     uses = (Use.WRAPPED, Use.CALLED, Use.OVERRIDDEN)
     clauses = {use: change_of(Requirement("verl.module", "f", use, ("data", "config")), tmp_path) for use in uses}
     assert {use for use, clause in clauses.items() if clause is None} == fits
+
+
+def test_a_name_that_is_no_function_any_more_is_said_to_be_none(tmp_path):
+    (tmp_path / "module.py").write_text("f = partial(g, data=1)\n")
+    verl_contract.source_of.cache_clear()
+    clause = change_of(Requirement("verl.module", "f", Use.CALLED, ("data",)), tmp_path)
+    assert_names(clause, "verl.module.f", "not a function")
+
+
+def test_a_missing_module_is_named_once(monkeypatch, tmp_path):
+    rows = tuple(Requirement("verl.module", name, Use.CALLED, ("data",)) for name in ("f", "g"))
+    monkeypatch.setattr(verl_contract, "REQUIREMENTS", rows)
+    verl_contract.source_of.cache_clear()
+    assert changes_in(tmp_path) == ("verl.module is not there",)

@@ -164,7 +164,8 @@ def changes_in(folder: Path) -> tuple[str, ...]:
         folder: that of the package, which holds verl's `__init__.py`.
     """
     clauses = [change_of(requirement, folder) for requirement in REQUIREMENTS]
-    return tuple(clause for clause in clauses if clause is not None)
+    # Several names may stand in one module that is missing.
+    return tuple(dict.fromkeys(clause for clause in clauses if clause is not None))
 
 
 def change_of(requirement: Requirement, folder: Path) -> str | None:
@@ -184,6 +185,8 @@ def change_of(requirement: Requirement, folder: Path) -> str | None:
         return f"{full_name} is not there"
     signature = signature_of(source, requirement.name)
     if signature is None:
+        if has_name(source, requirement.name, requirement.module, folder):
+            return f"{full_name} is not a function whose parameters can be read"
         return f"{full_name} is not there"
     if meets(signature, requirement):
         return None
@@ -217,7 +220,10 @@ def has_name(source: str, name: str, module: str, folder: Path) -> bool:
 
 
 def definition_of(source: str, name: str) -> str | None:
-    """Returns the source from the definition of a name on; a method's is looked for within its class."""
+    """Returns the source from the definition of a name to the next function or class at its level.
+
+    A method is looked for within its class. None if the source does not define the name.
+    """
     indent = ""
     for part in name.split("."):
         # At its level of indentation: "def name(", "class name:", "class name(" or "name =", and "name: type".
@@ -235,7 +241,10 @@ def definition_of(source: str, name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Signature:
-    """A function's parameters in their order, without self, and those of them that a call must give."""
+    """A function's parameters in their order, and those of them that a call must give.
+
+    It has neither self nor `*args` and `**kwargs`.
+    """
 
     parameters: tuple[str, ...]
     required: frozenset[str]
@@ -246,31 +255,39 @@ def signature_of(source: str, name: str) -> Signature | None:
     definition = definition_of(source, name)
     if definition is None:
         return None
-    for header in headers(definition):
+    for header in possible_headers(definition):
         try:
-            (function,) = ast.parse(header).body
+            statements = ast.parse(header).body
         except SyntaxError:
             # The colon is that of an annotation, say.
             continue
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            return signature_in(function.args)
+        # Where the name is assigned a value, the text may go on with other statements.
+        if isinstance(statements[0], ast.FunctionDef | ast.AsyncFunctionDef):
+            return signature_from_arguments(statements[0].args)
     return None
 
 
-def headers(definition: str) -> Iterator[str]:
-    """Yields what may be the header of a definition, as a function without content: up to each of its colons."""
+def possible_headers(definition: str) -> Iterator[str]:
+    """Yields, for each colon in a definition, the text before it as a function with an empty body.
+
+    One of these texts is the header. The other colons stand in annotations, in defaults or in the body.
+    """
     for colon in re.finditer(":", definition):
         yield f"{definition[: colon.start()].lstrip()}: ..."
 
 
-def signature_in(arguments: ast.arguments) -> Signature:
-    """Returns the signature that the arguments of a syntax tree say."""
+def signature_from_arguments(arguments: ast.arguments) -> Signature:
+    """Returns the signature of a function from the arguments in its syntax tree."""
     positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-    by_keyword = [argument.arg for argument in arguments.kwonlyargs]
+    keyword_only = [argument.arg for argument in arguments.kwonlyargs]
+    # `defaults` belong to the last positional arguments.
     required = positional[: len(positional) - len(arguments.defaults)]
-    required += [name for name, default in zip(by_keyword, arguments.kw_defaults, strict=True) if default is None]
-    parameters = [name for name in (*positional, *by_keyword) if name != "self"]
-    return Signature(tuple(parameters), frozenset(required) - {"self"})
+    # `kw_defaults` has an entry for each keyword-only argument, None where it has no default.
+    for name, default in zip(keyword_only, arguments.kw_defaults, strict=True):
+        if default is None:
+            required.append(name)
+    parameters = [name for name in (*positional, *keyword_only) if name != "self"]
+    return Signature(parameters=tuple(parameters), required=frozenset(required) - {"self"})
 
 
 def meets(signature: Signature, requirement: Requirement) -> bool:

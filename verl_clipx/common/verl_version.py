@@ -21,7 +21,7 @@ TESTED_RELEASES = ("0.9.0", "0.9.1")
 
 
 def installed_version(distribution: str) -> str | None:
-    """Returns the version of an installed distribution, or None."""
+    """Returns the version of a distribution, None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -45,7 +45,9 @@ def verl_version() -> str | None:
         return None
     # A checkout on Python's path wins over what is installed.
     file = folder / "version" / "version"
-    return file.read_text().strip() if file.is_file() else metadata.version("verl")
+    if file.is_file():
+        return file.read_text().strip()
+    return installed_version("verl")
 
 
 def version_here(distribution: str) -> str | None:
