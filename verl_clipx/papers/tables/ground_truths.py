@@ -15,7 +15,7 @@ PACKAGE_PREFIX = "pkg://"
 
 
 def find_unusable_ground_truth(config: DictConfig) -> str | None:
-    """Find the first ground truth that no answer could match, so that every response to it would count as wrong.
+    """Find the first ground truth that no response can match. All responses to its question would count as wrong.
 
     Only data files that are on this machine are read. See `explain_unchecked` for a run of which nothing is checked.
 
@@ -30,12 +30,12 @@ def find_unusable_ground_truth(config: DictConfig) -> str | None:
         return None
     for path in _data_files_here(config):
         rows = read_table(path, ["data_source", "reward_model"]).to_pylist()
-        for number, row in enumerate(rows):
+        for row_number, row in enumerate(rows):
             reward_model = row["reward_model"] or {}
             try:
                 check_ground_truth(row["data_source"], reward_model.get("ground_truth"))
             except ValueError as error:
-                return f"{path}, row {number}: {error}"
+                return f"{path}, row {row_number}: {error}"
     return None
 
 
@@ -49,13 +49,14 @@ def explain_unchecked(config: DictConfig) -> str | None:
 
 
 def _load_check(config: DictConfig) -> Callable[[Any, Any], None] | None:
-    """Return `check_ground_truth` of the module of a run's reward.
+    """Return the function `check_ground_truth` of the module that has a run's reward.
 
     The function raises ValueError for a data source and a ground truth that the reward cannot use.
 
     Returns:
         None if the configured reward is not in an installed module, or if the module has no such function.
     """
+    # verl reads the first key; older versions read the others.
     reward_path = str(OmegaConf.select(config, f"{REWARD_FUNCTIONS[0]}.path") or "")
     if not reward_path.startswith(PACKAGE_PREFIX):
         return None

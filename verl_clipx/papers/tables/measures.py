@@ -170,7 +170,7 @@ def mean_time(run: RunFolder, timers: dict[str, float], first: int, last: int) -
         first, last: the first and the last step that count.
 
     Raises:
-        MissingNumber: a step was not logged, or without one of the timers.
+        MissingNumber: a step was not logged, or one of its timers was not.
     """
     totals = []
     for step in range(first, last + 1):
@@ -203,13 +203,13 @@ def read_evaluation(table: Table, row: Row, run: RunFolder, benchmark: str, metr
             checkpoint.
     """
     results = _read_checked_results(table, row, run, benchmark)
-    content = results["benchmarks"].get(benchmark, {})
-    metrics = content.get("result", {})
-    if metric not in metrics:
-        has = ", ".join(metrics) or "another benchmark"
-        raise MissingNumber(f"evaluation/{benchmark} has no {metric}, only {has}")
-    by_question = np.asarray(content["values"][metric], dtype=np.float64)
-    return Value(**metrics[metric], by_question={benchmark: by_question})
+    benchmark_results = results["benchmarks"].get(benchmark, {})
+    estimates = benchmark_results.get("result", {})
+    if metric not in estimates:
+        available = ", ".join(estimates) or "another benchmark"
+        raise MissingNumber(f"evaluation/{benchmark} has no {metric}, only {available}")
+    by_question = np.asarray(benchmark_results["values"][metric], dtype=np.float64)
+    return Value(**estimates[metric], by_question={benchmark: by_question})
 
 
 def _read_checked_results(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str, Any]:
@@ -222,7 +222,9 @@ def _read_checked_results(table: Table, row: Row, run: RunFolder, benchmark: str
     differences = wrong_settings(table, row, benchmark, config)
     steps = [checkpoint["step"] for checkpoint in config["checkpoints"].values()]
     if run.last_checkpoint is not None and run.last_checkpoint not in steps:
-        differences.append(f"checkpoints: step {run.last_checkpoint} is the last, but {steps} was evaluated")
+        differences.append(
+            f"checkpoints: the last is step {run.last_checkpoint}, but the evaluation is of steps {steps}"
+        )
     if differences:
         raise ValueError(f"evaluation/{benchmark}: {'; '.join(differences)}")
     return results
@@ -232,8 +234,8 @@ def protocol_of(row: Row, settings: Mapping[str, Any]) -> str:
     """Return the protocol with which `clipx papers eval run` evaluates a row on a benchmark.
 
     Args:
-        settings: the benchmark's in the table. Their protocol is for trainings: it may be over several checkpoints, of
-            which a model that nothing trains has only one.
+        settings: the table's settings of the benchmark. Their protocol is that of trained rows, and may average several
+            checkpoints. A model that is not trained has only one.
     """
     if not row.is_untrained:
         return settings["protocol"]

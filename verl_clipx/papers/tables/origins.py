@@ -36,7 +36,7 @@ class Origin:
         key: path of the value, such as data.train_batch_size.
         value: the value as written, with interpolations unresolved.
         kind: a key of LABELS; None for a value of a recipe's file whose comment has no label.
-        comment: the comment above the value, without its label.
+        comment: the comment above the value, without its label; for a default, the meaning of the parameter.
         file: the file that sets it, relative to the configs folder; for a default, the method's file.
     """
 
@@ -48,10 +48,11 @@ class Origin:
 
 
 def read_origins(name: str) -> dict[str, Origin]:
-    """Read what a preset sets, in the order in which Hydra merges its parts.
+    """Read where each value of a preset comes from: what its parts set, and the defaults of its method.
 
     Returns:
-        The origin of the value that wins, by key. Values of verl's own configuration are not included.
+        For each key the origin of its final value. The defaults come first, then what the parts set, in the order in
+        which Hydra merges them. Values of verl's own configuration are not included.
 
     Raises:
         FileNotFoundError: a part that the preset names does not exist.
@@ -65,21 +66,24 @@ def read_origins(name: str) -> dict[str, Origin]:
 
 
 def _read_class_defaults(origins: dict[str, Origin]) -> Iterator[Origin]:
-    """Yield the parameters of the preset's method that have an origin, with the default values of the class.
+    """Yield the defaults of the preset's method, as far as its class says where they come from.
+
+    Nothing is yielded if the preset names no method, or one that is not built in.
 
     Args:
-        origins: what the preset sets, which names the method.
+        origins: what the preset sets, by key. The value of clipx.method is the method's name.
     """
-    chosen = origins.get("clipx.method")
-    if chosen is None or chosen.value not in METHODS:
+    origin_of_method = origins.get("clipx.method")
+    if origin_of_method is None or origin_of_method.value not in METHODS:
         return
-    method = METHODS[chosen.value]
+    method = METHODS[origin_of_method.value]
     for field in fields(method):
         source = field.metadata.get("source")
         if source:
             yield Origin(
                 key=f"clipx.{field.name}",
                 value=field.default,
+                # The sources of parameters are among the kinds of LABELS.
                 kind=source,
                 comment=field.metadata["meaning"],
                 file=_path_of_module(method),

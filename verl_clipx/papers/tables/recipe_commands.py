@@ -140,7 +140,8 @@ def show(
             print_plain(OmegaConf.to_yaml(config, resolve=True).rstrip("\n"))
             return
         if NODE in config:
-            # A parameter that the preset leaves to the class of its method has an origin too, and so needs a value.
+            # The rows below include the defaults of the method's class. The preset lacks their values, so they are
+            # filled in here.
             with open_dict(config):
                 config[NODE] = completed(OmegaConf.to_container(config[NODE], resolve=False))
         rows = []
@@ -171,10 +172,10 @@ def check(
     name: Preset,
     overrides: Annotated[list[str] | None, typer.Argument(help="Further overrides, as for the run itself.")] = None,
 ) -> None:
-    """Check that a reward can use the data's ground truths.
+    """Check that the preset's reward can use the ground truths of its data.
 
     Only the data files of the preset that are on this machine are read. The exit code is 1 if the reward can't use one
-    of their ground truths.
+    of their ground truths, and 0 if nothing could be checked.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -184,18 +185,18 @@ def check(
 
     with reporting_errors(HydraException, OmegaConfBaseException):
         config = compose_preset(name, overrides or [])
-        reason = explain_unchecked(config)
+        why_unchecked = explain_unchecked(config)
         fault = find_unusable_ground_truth(config)
     if fault:
-        fail(f"{fault}. Every response to it would count as wrong.")
-    if reason:
-        console.print_line(f"No ground truth was checked: {reason}.")
+        fail(f"{fault}. Every response to this row would count as wrong.")
+    if why_unchecked:
+        console.print_line(f"No ground truth was checked: {why_unchecked}.")
     else:
         console.print_line("The reward can use the ground truths of all data files that are on this machine.")
 
 
 def _read_value(config: "DictConfig", key: str, *, resolve: bool) -> Any:
-    """Return a value of a configuration; a mandatory one that is not set is `???`.
+    """Return a value of a configuration, or `???` if it is mandatory and not set.
 
     Args:
         resolve: whether interpolations are resolved; otherwise they are returned as written.

@@ -166,17 +166,17 @@ def _format_difference(comparison: Comparison, digits: int) -> str:
     difference = printed(comparison.difference, digits, sign="+")
     if comparison.verdict is None:
         return difference
-    if _compares_shares(comparison):
+    if _has_test_of_shares(comparison):
         return f"{difference}, {comparison.p_text}"
     low = printed(comparison.low, digits, sign="+")
     high = printed(comparison.high, digits, sign="+")
     return f"{difference} [{low}, {high}], {comparison.p_text}"
 
 
-def _compares_shares(comparison: Comparison) -> bool:
-    """Return whether shares of collapses were compared.
+def _has_test_of_shares(comparison: Comparison) -> bool:
+    """Return whether shares of collapses were compared and tested.
 
-    Only `compare_shares` makes a comparison with a verdict and without an interval: its exact test gives none.
+    Only `compare_shares` gives a verdict without an interval: Boschloo's exact test has no interval.
     """
     return comparison.verdict is not None and comparison.low is None
 
@@ -186,7 +186,7 @@ def _lines_below(comparisons: Collection[Comparison], baselines: Iterable[str]) 
 
     Args:
         comparisons: of all cells, corrected.
-        baselines: the names of their baselines, with repetitions.
+        baselines: the name of the baseline of each comparison.
     """
     lines = [f"Each row minus {' or '.join(dict.fromkeys(baselines))}."]
     with_interval = [comparison for comparison in comparisons if comparison.low is not None]
@@ -205,7 +205,7 @@ def _lines_below(comparisons: Collection[Comparison], baselines: Iterable[str]) 
             if caution_text:
                 cautions[caution_text] = None
         lines += [f"{caution_text}." for caution_text in cautions]
-    if any(map(_compares_shares, comparisons)):
+    if any(map(_has_test_of_shares, comparisons)):
         lines.append("Shares of collapsed trainings: Boschloo's exact test.")
     if any(comparison.verdict for comparison in comparisons):
         lines.append(
