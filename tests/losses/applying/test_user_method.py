@@ -392,7 +392,7 @@ def test_a_parameter_that_is_none_or_out_of_range_is_refused(users_module, funct
     assert (raised.value.key, raised.value.value) == (f"clipx.{key}", value) and reason in raised.value.reason
 
 
-ENDS = {
+MODULES_THAT_END_THE_PROCESS = {
     "exits": "import sys\nsys.exit(0)\n",
     "raises SystemExit": "raise SystemExit\n",
     "exits with a message": "exit('done')\n",
@@ -405,9 +405,9 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", MODULES_THAT_END_THE_PROCESS)
 def test_check_loss_fails_where_a_module_ends_the_process(name, tmp_path, monkeypatch):
-    (tmp_path / "ending_losses.py").write_text(HEAD + ENDS[name] + SOUND)
+    (tmp_path / "ending_losses.py").write_text(HEAD + MODULES_THAT_END_THE_PROCESS[name] + SOUND)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "argv", ["clipx", "check-loss", "ending_losses:function"])
     result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["check-loss", "ending_losses:function"])
