@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verl_clipx.papers.evaluation.benchmark import read_benchmark, read_benchmarks, sources_of
+from verl_clipx.papers.evaluation.benchmark import read_benchmark, read_benchmarks, read_clusters
 
 ROW = {"data_source": "s", "prompt": [{"role": "user", "content": "x"}], "reward_model": {"ground_truth": "1"}}
 
@@ -58,4 +58,13 @@ def test_a_question_without_any_source_says_so(tmp_path):
     path = tmp_path / "test.parquet"
     pq.write_table(pa.Table.from_pylist([ROW]), path)
     with pytest.raises(ValueError, match="row 0; there are no keys"):
-        sources_of(read_benchmark(path, "test"), "family")
+        read_clusters(read_benchmark(path, "test"), "family")
+
+
+def test_a_key_that_only_other_questions_have_is_not_listed_for_a_question(tmp_path):
+    """A column of Parquet has the keys of all rows in each row."""
+    path = tmp_path / "test.parquet"
+    rows = [{**ROW, "extra_info": {"family": "f"}}, {**ROW, "extra_info": {"level": "2"}}]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    with pytest.raises(ValueError, match=r"--cluster family: not in extra_info of .*, row 1; there are level$"):
+        read_clusters(read_benchmark(path, "test"), "family")

@@ -19,7 +19,13 @@ QUESTION_SHAPE = {
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A named list of questions. A question is a row in verl's schema, and its index is its row number."""
+    """A named list of questions.
+
+    Args:
+        path: the Parquet file of the questions.
+        sha256: the hash of this file.
+        questions: the rows of the file, in verl's schema. The index of a question is the number of its row.
+    """
 
     name: str
     path: Path
@@ -55,10 +61,10 @@ def read_benchmark(path: Path, name: str, sha256: str | None = None) -> Benchmar
     questions = read_table(path).to_pylist()
     if not questions:
         raise ValueError(f"{path}: contains no question")
-    for number, question in enumerate(questions):
+    for row, question in enumerate(questions):
         # The column is optional, and a row may leave it empty.
         question["extra_info"] = question.get("extra_info") or {}
-        where = f"{path}, row {number}"
+        where = f"{path}, row {row}"
         check_shape(where, question, QUESTION_SHAPE)
         fault = fault_of_prompt(question["prompt"])
         if fault is not None:
@@ -67,13 +73,15 @@ def read_benchmark(path: Path, name: str, sha256: str | None = None) -> Benchmar
 
 
 def read_benchmarks(options: Sequence[str]) -> list[Benchmark]:
-    """Read the benchmarks that the options --benchmark give.
+    """Read the benchmarks that the options --benchmark name.
 
     Args:
-        options: each is FILE or NAME=FILE. Without NAME, the benchmark is called like the file, without `.parquet`.
+        options: the values of the options, each FILE or NAME=FILE. Without NAME, the benchmark has the file's name
+            without `.parquet`.
 
     Raises:
-        OSError, ValueError: as for `read_benchmark`, or two benchmarks have the same name.
+        OSError: a file cannot be read.
+        ValueError: two benchmarks have the same name, or `read_benchmark` refuses one.
     """
     benchmarks = []
     for option in options:
@@ -90,22 +98,28 @@ def read_benchmarks(options: Sequence[str]) -> list[Benchmark]:
     return benchmarks
 
 
-def sources_of(benchmark: Benchmark, field: str) -> list[str]:
-    """Return the source of each question, for clustered standard errors.
+def read_clusters(benchmark: Benchmark, key: str) -> list[str]:
+    """Return the label of each question's cluster: its value under a key of extra_info, as text.
+
+    Questions with the same label come from one source, such as an exam or a table, so they are not independent.
 
     Args:
-        field: the key of extra_info that holds the source.
+        key: the key of extra_info.
+
+    Returns:
+        One label a question, in the benchmark's order.
 
     Raises:
-        ValueError: a question has no such key.
+        ValueError: a question has no value under the key. The message lists the keys under which it has one.
     """
-    sources = []
+    labels = []
     for row, question in enumerate(benchmark.questions):
-        extra_info = question["extra_info"]
-        if extra_info.get(field) is None:
-            available = ", ".join(sorted(extra_info)) or "no keys"
+        # A column of Parquet has the same keys in each row. Keys that a row does not have are None there.
+        values = {name: value for name, value in question["extra_info"].items() if value is not None}
+        if key not in values:
+            available = ", ".join(sorted(values)) or "no keys"
             raise ValueError(
-                f"--cluster {field}: not in extra_info of {benchmark.path}, row {row}; there are {available}"
+                f"--cluster {key}: not in extra_info of {benchmark.path}, row {row}; there are {available}"
             )
-        sources.append(str(extra_info[field]))
-    return sources
+        labels.append(str(values[key]))
+    return labels

@@ -16,7 +16,7 @@ import pandas
 from verl_clipx.common.files import replacing, write_json
 from verl_clipx.common.statistics.estimate import estimate
 from verl_clipx.common.statistics.variance import too_few_units
-from verl_clipx.papers.evaluation.benchmark import Benchmark, read_benchmark, sources_of
+from verl_clipx.papers.evaluation.benchmark import Benchmark, read_benchmark, read_clusters
 from verl_clipx.papers.evaluation.estimators import PART_PREFIX, QuestionValues, question_values
 from verl_clipx.papers.evaluation.folder import EvaluationFolder, read_completions
 from verl_clipx.papers.responses import final_part, find_last_boxed, tagged_answer
@@ -57,17 +57,17 @@ def load_reward(name: str, benchmarks: list[Benchmark], cluster: str | None) -> 
     Args:
         name: the reward function as `package.module:name`; see `import_object`.
         benchmarks: the questions that it will score.
-        cluster: the key of extra_info that each question must have, or None.
+        cluster: the key of extra_info by which questions are clustered; None if they are not.
 
     Raises:
-        ValueError: there is no such function, a question lacks the cluster's key, or the reward cannot use a
-            question's ground truth.
+        ValueError: there is no such function, a question has no value under the key `cluster`, or the reward cannot use
+            a question's ground truth.
     """
     reward = import_object(name, "--reward", Callable)
     for benchmark in benchmarks:
         if cluster:
-            # Called only to raise ValueError if a question lacks the key.
-            sources_of(benchmark, cluster)
+            # Called only to raise ValueError if a question has no cluster.
+            read_clusters(benchmark, cluster)
         _check_ground_truths(benchmark, reward)
     return reward
 
@@ -94,13 +94,14 @@ def score(folder: EvaluationFolder, reward: str | None = None, cluster: str | No
     Args:
         folder: the evaluation.
         reward: the name of a reward function; None for the one in the evaluation's configuration.
-        cluster: the key of extra_info that holds a question's source; None for the one in the configuration.
+        cluster: the key of extra_info by which questions are clustered; None for the one in the configuration.
 
     Returns:
-        The configuration and, per benchmark, the estimates of every checkpoint and of the protocol.
+        The results as they are written: the configuration, what the intervals are over, and for each benchmark what
+        `_score_benchmark` returns.
 
     Raises:
-        ValueError: a benchmark's file has changed, a completion is missing, or the reward cannot score the questions.
+        ValueError: a benchmark's file has changed, a completion is missing, or `load_reward` refuses the reward.
         RuntimeError: see `score_samples`.
     """
     config = folder.read_config()
@@ -111,11 +112,11 @@ def score(folder: EvaluationFolder, reward: str | None = None, cluster: str | No
         benchmarks.append(read_benchmark(Path(benchmark_config["path"]), name, benchmark_config["sha256"]))
     reward_function = load_reward(config["reward"], benchmarks, config["cluster"])
     folder.write_config(config)
-    field = config["cluster"]
-    units = f"clusters of questions by {field}" if field else "questions"
+    cluster_key = config["cluster"]
+    units = f"clusters of questions by {cluster_key}" if cluster_key else "questions"
     results: dict[str, Any] = {"config": config, "interval": f"95 %, Student's t over {units}", "benchmarks": {}}
     for benchmark in benchmarks:
-        clusters = np.asarray(sources_of(benchmark, field)) if field else None
+        clusters = np.asarray(read_clusters(benchmark, cluster_key)) if cluster_key else None
         config["benchmarks"][benchmark.name]["clusters"] = None if clusters is None else clusters.tolist()
         results["benchmarks"][benchmark.name] = _score_benchmark(folder, config, benchmark, reward_function, clusters)
     write_json(folder.results_path, results)
@@ -133,7 +134,7 @@ def _score_benchmark(
 
     Args:
         config: the evaluation's configuration.
-        clusters: ``[questions]`` sources; None for independent questions.
+        clusters: ``[questions]`` the label of each question's cluster; None for independent questions.
 
     Returns:
         The benchmark's part of the results: the number of questions; why there are no intervals, or None; the estimates
