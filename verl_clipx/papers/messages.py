@@ -1,10 +1,13 @@
-"""Prompts as verl's data sets hold them: chat messages."""
+"""Checks prompts, which are lists of chat messages in verl's data sets."""
 
 from typing import Any
 
 
 def fault_of_prompt(prompt: Any) -> str | None:
-    """Says why a prompt is no list of chat messages with a text each, as verl's data set takes; None if it is."""
+    """Return why verl's data set would not take a prompt; None if it would.
+
+    It takes a list of at least one chat message. Each message is a dictionary whose role and content are texts.
+    """
     if not isinstance(prompt, list):
         return f"prompt is {prompt!r:.60}, not a list of chat messages"
     if not prompt:

@@ -37,13 +37,18 @@ RESULTS_SHAPE = {
     "benchmarks": {str: {"result": {str: ESTIMATE_SHAPE}, "values": {str: [int | float]}}},
 }
 
-# The keys of a line in verl's file: the agent loop's record, and as "output" the response without special tokens.
+# The keys of a line in verl's file of responses. "output" is the response without special tokens. The other keys come
+# from the agent loop.
 RESPONSE_SHAPE = {"index": int, "sample": int, "seed": int, "output": str, "length": int, "truncated": bool}
-# From a key of verl's to the name of the column here.
+# Some keys of verl's, and the names of their columns here.
 RENAMED_COLUMNS = {"index": "question", "output": "text"}
 
 UNFINISHED = "unfinished"
-"""In a seed's folder, where verl writes the responses of a chunk until they are complete; the next chunk clears it."""
+"""Name of the folder, in a seed's folder, into which verl writes a chunk's responses.
+
+Once they are complete, the number of the chunk's first question becomes its name. What an interruption has left in it
+is deleted before the next chunk.
+"""
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,8 @@ class EvaluationFolder:
 
         Raises:
             OSError: the configuration cannot be read or written.
-            ValueError: the folder has completions of which the settings are not known, or which were sampled with other
-                settings, models, benchmarks or versions. The message names each difference.
+            ValueError: the folder has completions, and their settings are not known, or differ from those of `config`.
+                The message names each difference. Models, benchmarks and versions are among the settings.
         """
         # A folder with a number is a finished chunk; see UNFINISHED.
         has_completions = any(self.path.glob("*/*/completions/seed-*/[0-9]*"))
@@ -115,7 +120,7 @@ class EvaluationFolder:
         """Read the configuration of the evaluation.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no configuration.
             ValueError: the file is damaged.
         """
         if not self.config_path.exists():
@@ -127,10 +132,10 @@ class EvaluationFolder:
     def read_results(self) -> dict[str, Any]:
         """Read the results.
 
-        If scoring was interrupted there are none, and the files of scores may come from different rewards.
+        An interrupted scoring leaves no results, because the files of scores may come from different rewards then.
 
         Raises:
-            FileNotFoundError: there are none.
+            FileNotFoundError: there are no results.
             ValueError: the file is damaged.
         """
         if not self.results_path.exists():
@@ -141,14 +146,18 @@ class EvaluationFolder:
 def _settings_of_completions(config: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that determine the completions of a seed.
 
-    The seeds are left out, because a later command may add some. So are the settings of the scoring.
+    The seeds are left out, because a later command may add some. The settings of the scoring are left out, too.
+
+    Args:
+        config: has at least the keys of CONFIG_SHAPE.
     """
     sampling = config["sampling"]
     models = {}
     for label, checkpoint in config["checkpoints"].items():
+        # A model samples otherwise if its weights are loaded otherwise.
         models[label] = [checkpoint["fingerprint"], checkpoint.get("loaded")]
     hashes = {name: benchmark["sha256"] for name, benchmark in config["benchmarks"].items()}
-    # Nodes, GPUs and the like may differ when an evaluation goes on, unless they change how a checkpoint is loaded.
+    # Another number of nodes or GPUs may continue an evaluation, unless it changes how a checkpoint is loaded.
     overrides = [override for override in config.get("overrides", []) if not override.startswith("trainer.")]
     return {
         **sampling,
@@ -164,16 +173,18 @@ def _settings_of_completions(config: dict[str, Any]) -> dict[str, Any]:
 def read_responses(
     folder: Path, samples: int, questions: Collection[int] | None = None, files: str = "[0-9]*/*.jsonl"
 ) -> pandas.DataFrame:
-    """Read the responses of a seed's finished chunks, or of one run.
+    """Read the responses of a seed's finished chunks, or of a single chunk.
 
     Args:
-        folder: of the seed, or of the run.
-        samples: samples of each question.
-        questions: rows of the benchmark that must have responses; None for those that have some.
-        files: pattern of verl's files in the folder.
+        folder: the folder of the seed, or of the chunk.
+        samples: the number of samples of each question.
+        questions: the rows of the benchmark that must have responses; None for the rows that have any.
+        files: the pattern of verl's files in the folder. The default is that of a seed's folder.
 
     Returns:
-        Columns question, sample, seed, text, length, truncated, ordered by question and sample.
+        One row for each response, ordered by question and sample. The columns are `question`, the row in the benchmark;
+        `sample`, counted from 0 for each question; `seed`; `text`, the response; `length`, its number of tokens; and
+        `truncated`, whether it was cut off.
 
     Raises:
         ValueError: a line cannot be read, or there are not exactly `samples` responses to each question.
@@ -200,14 +211,15 @@ def read_responses(
     return table
 
 
-def pending_chunks(folder: Path, questions: int, samples: int, size: int) -> list[list[int]]:
-    """Return the questions that a seed has not answered yet, in chunks.
+def pending_chunks(folder: Path, question_count: int, samples: int, size: int) -> list[list[int]]:
+    """Return the questions that have no responses of a seed yet, in chunks.
 
     Args:
-        folder: of the seed.
-        questions: number of questions of the benchmark.
-        samples: samples of each question.
-        size: the largest number of responses of a chunk. A chunk has at least one question.
+        folder: the folder of the seed.
+        question_count: the number of questions of the benchmark.
+        samples: the number of samples of each question.
+        size: the largest number of responses of a chunk. A chunk has at least one question, however many samples it
+            has.
 
     Returns:
         For each chunk the rows of its questions, in ascending order.
@@ -216,28 +228,28 @@ def pending_chunks(folder: Path, questions: int, samples: int, size: int) -> lis
         ValueError: as for `read_responses`.
     """
     answered = set(read_responses(folder, samples)["question"])
-    left = [question for question in range(questions) if question not in answered]
-    questions_of_chunk = max(1, size // samples)
-    return [left[start : start + questions_of_chunk] for start in range(0, len(left), questions_of_chunk)]
+    pending = [question for question in range(question_count) if question not in answered]
+    questions_per_chunk = max(1, size // samples)
+    return [pending[start : start + questions_per_chunk] for start in range(0, len(pending), questions_per_chunk)]
 
 
-def read_completions(folders: Sequence[Path], questions: int, samples: int) -> pandas.DataFrame:
+def read_completions(folders: Sequence[Path], question_count: int, samples: int) -> pandas.DataFrame:
     """Read all responses to a benchmark.
 
     Args:
-        folders: one for each seed. The samples of the first seed come first.
-        questions: number of questions.
-        samples: samples per question and seed.
+        folders: the folder of each seed. The samples of the first seed come first.
+        question_count: the number of questions of the benchmark.
+        samples: the number of samples of each question and seed.
 
     Returns:
-        ``questions * samples * len(folders)`` rows with the columns of `read_responses`. The numbers of the samples go
-        on from one seed to the next.
+        ``question_count * samples * len(folders)`` rows with the columns of `read_responses`. The samples of a question
+        are counted on from one seed to the next.
 
     Raises:
         ValueError: as for `read_responses`.
     """
     tables = []
     for place, folder in enumerate(folders):
-        table = read_responses(folder, samples, range(questions))
+        table = read_responses(folder, samples, range(question_count))
         tables.append(table.assign(sample=table["sample"] + place * samples))
     return pandas.concat(tables).sort_values(["question", "sample"], ignore_index=True)

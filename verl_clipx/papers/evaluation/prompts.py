@@ -1,4 +1,4 @@
-"""What a model's tokenizer says about the prompts: their chat template, the longest one, and what ends a response."""
+"""Reads what a model's tokenizer makes of prompts: their chat template, their length, and what ends a response."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,10 @@ from verl_clipx.papers.evaluation.benchmark import Benchmark
 from verl_clipx.papers.evaluation.scores import import_object
 
 TEMPLATES = {"chat": None, "plain": "{% for message in messages %}{{ message['content'] }}{% endfor %}"}
-"""By the value of --template: the tokenizer's own, and the messages' text alone, as base models are trained."""
+"""The chat templates for which --template has a word.
+
+"chat" is the tokenizer's own, here None. "plain" is the text of the messages alone, as base models are trained.
+"""
 
 
 @dataclass(frozen=True)
@@ -16,9 +19,10 @@ class PromptFormat:
     """How prompts are written, and how responses end.
 
     Args:
-        template: the Jinja chat template that replaces the tokenizer's own; None to leave it.
+        template: the Jinja chat template that replaces the tokenizer's own; None if none replaces it.
         longest_prompt: number of tokens of the longest prompt.
-        stop_token_ids: the tokenizer's end of sequence and those of the generation config.
+        stop_token_ids: the tokens that end a response: the tokenizer's end of sequence, and what the model's generation
+            config lists.
     """
 
     template: str | None
@@ -27,17 +31,29 @@ class PromptFormat:
 
 
 def load_template(name: str) -> str | None:
-    """Return the chat template that --template names; see `SamplingSettings` and `PromptFormat`."""
+    """Return the chat template that --template names.
+
+    Args:
+        name: a key of TEMPLATES, or `package.module:NAME`; see `SamplingSettings`.
+
+    Returns:
+        What `PromptFormat` has as `template`.
+
+    Raises:
+        ValueError: there is no such template.
+    """
     if name in TEMPLATES:
         return TEMPLATES[name]
     return import_object(name, "--template", str)
 
 
 def read_prompt_format(folder: str, benchmark: Benchmark, template: str | None, max_tokens: int) -> PromptFormat:
-    """Check that a model can take a benchmark's prompts, encoded as verl will, and return how they begin and end.
+    """Return the format of a benchmark's prompts for a model, after checking that the model can take them.
+
+    The prompts are encoded as verl encodes them.
 
     Args:
-        folder: the model's tokenizer and configuration.
+        folder: the folder of the model's tokenizer and configuration.
         benchmark: the questions, with their prompts.
         template: from `load_template`.
         max_tokens: the limit on a response, in tokens.
@@ -73,7 +89,8 @@ def _count_longest_prompt(tokenizer: PreTrainedTokenizerBase, benchmark: Benchma
     Raises:
         ValueError: the template rejects a prompt, or a prompt has no tokens.
     """
-    # Renders the templates. It belongs to the extra `tools`; the rest of the command reports first if that is missing.
+    # jinja2 renders the templates. It is imported here, so that this module can be imported without it. Without it, a
+    # command that comes to this line ends with a message that says how to install it.
     from jinja2 import TemplateError
 
     longest = 0
@@ -85,18 +102,30 @@ def _count_longest_prompt(tokenizer: PreTrainedTokenizerBase, benchmark: Benchma
             )
         except TemplateError as error:
             raise ValueError(f"{where}: the chat template refuses its prompt ({error})") from None
-        if not len(encoded):
+        if len(encoded) == 0:
             raise ValueError(f"{where}: its prompt has no tokens")
         longest = max(longest, len(encoded))
     return longest
 
 
 def _stop_token_ids(folder: str, end_of_sequence: int | None) -> list[int]:
+    """Return the tokens that end a response, in ascending order.
+
+    Args:
+        folder: the folder of the model. Its generation config may name no such token, one, or several.
+        end_of_sequence: the tokenizer's end of sequence; None if it has none.
+
+    Raises:
+        ValueError: neither the model nor its tokenizer names such a token.
+    """
     try:
-        listed = GenerationConfig.from_pretrained(folder).eos_token_id
+        named = GenerationConfig.from_pretrained(folder).eos_token_id
     except OSError:
-        listed = None
-    ends = {*(listed if isinstance(listed, list) else [listed]), end_of_sequence} - {None}
-    if not ends:
+        # The model has no generation config.
+        named = None
+    token_ids = set(named) if isinstance(named, list) else {named}
+    token_ids.add(end_of_sequence)
+    token_ids.discard(None)
+    if not token_ids:
         raise ValueError("the model names no end-of-sequence token: set eos_token_id in its generation_config.json")
-    return sorted(ends)
+    return sorted(token_ids)
