@@ -191,7 +191,7 @@ def test_best_validation_of_a_log_whose_last_line_was_cut_off_on_the_tables_ques
     other = {20: {"val-core/b/acc/mean@8": 0.5}}
     folder = write_run(tmp_path, GRPO, 1, other, **{"data.val_files": str(validation)})
     (refused,) = collected(table, tmp_path)["refused"]
-    assert refused["reasons"] == ["data.val_files: table 4 questions of b, the files have 5"]
+    assert refused["reasons"] == ["data.val_files: the table says 4 questions of b, the files have 5"]
     pq.write_table(pa.table({"data_source": ["b"] * 4}), validation)
     assert any(f"no {ACCURACY} in metrics.jsonl" in line for line in collected(table, tmp_path)["missing"])
     write_metrics(folder, {0: {ACCURACY: 0.1}, 10: {ACCURACY: 0.7}, 20: {ACCURACY: 0.6}})

@@ -19,7 +19,10 @@ TABLE = made_table("significance")
 
 def with_questions(values: np.ndarray, **changes) -> dict[int, Value]:
     """A cell's numbers by seed, from ``[seeds, questions]``."""
-    return {seed: Value(float(one.mean()), by_question={"b": one}, **changes) for seed, one in enumerate(values, 1)}
+    numbers = {}
+    for seed, one in enumerate(values, 1):
+        numbers[seed] = Value(float(one.mean()), accuracies_by_benchmark={"b": one}, **changes)
+    return numbers
 
 
 def drawn(better: float, seeds: int = 3) -> np.ndarray:
@@ -92,10 +95,11 @@ def test_one_seed_of_each_gets_the_difference_without_a_verdict():
 
 
 def test_a_mean_of_columns_counts_a_question_once():
-    one = Value(2.0, by_question={"b": np.array([1.0, 3.0])})
-    other = Value(5.0, by_question={"b": np.array([4.0, 6.0]), "c": np.array([0.0])})
+    one = Value(2.0, accuracies_by_benchmark={"b": np.array([1.0, 3.0])})
+    other = Value(5.0, accuracies_by_benchmark={"b": np.array([4.0, 6.0]), "c": np.array([0.0])})
     found = mean_of([one, other])
     assert found.mean == 3.5 and found.low is None
-    assert found.by_question["b"].tolist() == [2.5, 4.5] and found.by_question["c"].tolist() == [0.0]
-    assert mean_of([one, Value(1.0)]).by_question is None and mean_of([one]) is one
-    assert one.scaled(100.0).by_question["b"].tolist() == [100.0, 300.0]
+    assert found.accuracies_by_benchmark["b"].tolist() == [2.5, 4.5]
+    assert found.accuracies_by_benchmark["c"].tolist() == [0.0]
+    assert mean_of([one, Value(1.0)]).accuracies_by_benchmark is None and mean_of([one]) is one
+    assert one.scaled(100.0).accuracies_by_benchmark["b"].tolist() == [100.0, 300.0]

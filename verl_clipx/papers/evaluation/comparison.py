@@ -80,8 +80,12 @@ def compare_evaluations(first: Sequence[Path], second: Sequence[Path]) -> Compar
     sample_counts = {config["sampling"]["samples"] for config in configs.values()}
     comparisons = {}
     for benchmark, benchmark_config in _shared_benchmarks(configs).items():
-        first_values = _stacked([results["benchmarks"][benchmark]["values"] for results in first_results.values()])
-        second_values = _stacked([results["benchmarks"][benchmark]["values"] for results in second_results.values()])
+        first_values = _stack_trainings(
+            [results["benchmarks"][benchmark]["values"] for results in first_results.values()]
+        )
+        second_values = _stack_trainings(
+            [results["benchmarks"][benchmark]["values"] for results in second_results.values()]
+        )
         metrics = [metric for metric in first_values if metric in second_values]
         if len(sample_counts) > 1:
             metrics = [metric for metric in metrics if not metric.startswith(BEST)]
@@ -150,11 +154,14 @@ def _shared_benchmarks(configs: dict[Path, dict[str, Any]]) -> dict[str, dict[st
     return shared
 
 
-def _stacked(trainings: list[dict[str, list[float]]]) -> dict[str, np.ndarray]:
-    """Return arrays ``[trainings, questions]`` by metric; metrics that some trainings lack are left out.
+def _stack_trainings(trainings: list[dict[str, list[float]]]) -> dict[str, np.ndarray]:
+    """Stack the values of each metric that all trainings have.
 
     Args:
-        trainings: for each training the values by metric.
+        trainings: for each training the values of each metric on the questions of a benchmark.
+
+    Returns:
+        For each metric an array ``[trainings, questions]`` float64.
     """
     with_common_names = []
     for values in trainings:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf.errors import OmegaConfBaseException
 
@@ -26,7 +26,7 @@ from verl_clipx.papers.versions import versions_here
 from verl_clipx.run.kept_values import bare_address, kept_configuration
 from verl_clipx.run.keys import DATA_SEED, MODEL_PATH, TRAINING_FILES
 
-# The form of the results' parts that rendering needs.
+# What `check_shape` demands of results before they are rendered.
 RESULTS = {
     "table": str,
     "definition": str,
@@ -37,18 +37,18 @@ RESULTS = {
 }
 
 CONFIGURATIONS = "configurations.json.gz"
-"""Name of a file beside kept runs. By the hash in a run's record, it has the values that make up the run's setting."""
+"""Name of a file beside kept runs. It maps the hash in a run's record to the values of the run's configuration."""
 
 SHARE = "share of seeds"
-"""For a cell that is a share of collapses, what its interval is over; see `collect`."""
+"""What the interval of a share of collapsed trainings is over; see `Measured`."""
 
 PresetValues = Callable[[str], Mapping[str, Any]]
-"""From a preset's name to the values that define its runs, as `significant_values` returns them."""
+"""Takes a preset's name, and returns the values that define its runs, as `significant_values` does."""
 
 Cells = list[tuple[Row, Column]]
 """Cells of a table that are read from the same run."""
 
-# The form of a kept run's record.
+# What `check_shape` demands of a kept run's record.
 KEPT_RECORD = {"config_hash": str, "seed": int}
 
 
@@ -62,7 +62,7 @@ class Collected:
         runs: the runs that count, each with its location, preset, seed and versions.
         refused: runs or evaluations that do not count, each with the reasons.
         missing: what the table still needs, one line each.
-        by_seed: numbers in the table's unit, by cell and seed.
+        by_seed: for each cell its numbers by training seed, in the table's unit.
     """
 
     table: Table
@@ -77,39 +77,43 @@ class Collected:
         """Add all runs of a preset, or the evaluations of a model.
 
         Args:
-            cells: those that are read from this source.
+            source: the preset or the model.
+            cells: the cells that are read from this source.
         """
         if source.preset:
             paths = find_runs(self.folder, self.table.runs_path(source))
         else:
             paths = [self.folder / self.table.runs_path(source)]
-        runs_of_preset = 0
+        counted_runs = 0
         for path in paths:
             name = path.relative_to(self.folder).as_posix()
             try:
-                is_run_of_preset = self.add_run(name, RunFolder(path), source, cells)
+                run_counts = self.add_run(name, RunFolder(path), source, cells)
             except (OSError, ValueError, OmegaConfBaseException) as error:
                 # A file that cannot be read leaves out its own run, and no other.
                 self.refuse(name, source.preset, [str(error)])
                 continue
-            if is_run_of_preset:
-                runs_of_preset += 1
+            if run_counts:
+                counted_runs += 1
         seeds = len(self.table.seeds)
-        if source.preset and runs_of_preset < seeds:
-            self.missing.append(f"{source.preset}: {runs_of_preset} of {seeds} seeds")
+        if source.preset and counted_runs < seeds:
+            self.missing.append(f"{source.preset}: {counted_runs} of {seeds} seeds")
 
     def add_run(self, name: str, run: RunFolder, source: Source, cells: Cells) -> bool:
-        """Add a run and its numbers, unless it does not count.
+        """Add a run and its numbers if the run counts.
+
+        A finished run of the source's preset counts. The evaluations of a model always count.
 
         Args:
             name: the run's path below the folder of all runs.
+            run: the run, or the folder of the model's evaluations.
+            source, cells: as for `add_source`.
 
         Returns:
-            Whether the run counts: whether it is a finished run of the source's preset. Evaluations of a model always
-            count.
+            Whether the run counts.
         """
         if not source.preset:
-            entry = {"seed": None, **_provenance(run)}
+            entry = {"seed": None, **_read_provenance(run)}
         elif name.endswith(KEPT):
             entry = self.check_kept(name, run, source.preset)
         else:
@@ -124,7 +128,7 @@ class Collected:
         return True
 
     def check_trained(self, name: str, run: RunFolder, preset: str) -> dict[str, Any] | None:
-        """Return what the results say of a training; None, with the reason recorded, if it does not count.
+        """Return the entry of a training in the results. If it does not count, record the reason and return None.
 
         It counts if it is finished, has the preset's values, and no other run of the preset has its seed.
         """
@@ -133,6 +137,7 @@ class Collected:
             return None
         wanted = kept_configuration(self.preset_values(preset))
         seed = run.run_record.seeds.data
+        # Values that the preset leaves open, such as measured clip bounds, are right as the run has them.
         given = filled_in(wanted, run.values)
         reasons = differences({**wanted, **given}, run.values)
         if any(seed == other["seed"] for other in self.runs if other["preset"] == preset):
@@ -151,13 +156,14 @@ class Collected:
             "steps": run.last_step,
             "started_from": bare_address(as_written(run.config, MODEL_PATH)),
             "trained_on": bare_address(as_written(run.config, TRAINING_FILES)),
-            **_provenance(run),
+            **_read_provenance(run),
         }
 
     def check_kept(self, name: str, run: RunFolder, preset: str) -> dict[str, Any] | None:
-        """Do for a kept run what `check_trained` does for a training; only finished runs are kept.
+        """Do for a kept run what `check_trained` does for a training.
 
-        A kept run's configuration is in the file CONFIGURATIONS beside it, under the hash in its record.
+        Only finished runs are kept. A kept run's configuration is in the file CONFIGURATIONS beside it, under the hash
+        in its record.
         """
         check_shape(run.path, run.record_content, KEPT_RECORD, "copy the kept run again")
         config_hash = run.record_content["config_hash"]
@@ -165,7 +171,7 @@ class Collected:
         if configuration is None:
             reasons = [f"config_hash: {config_hash[:12]} is not in {CONFIGURATIONS} beside the run; make the run again"]
         else:
-            # As JSON writes and reads them, like those in the file.
+            # JSON changes some values. Those in the file have been through it, so the preset's must go through it, too.
             wanted = json.loads(json.dumps(kept_configuration(self.preset_values(preset)), default=str))
             significant = {key: value for key, value in configuration.items() if not is_left_out(key)}
             reasons = differences(wanted, kept_configuration(significant))
@@ -177,11 +183,15 @@ class Collected:
     def read_cells(self, name: str, run: RunFolder, cells: Cells, seed: int | None) -> int:
         """Add a run's numbers, in the table's unit. Record which are missing, and which are refused.
 
+        Args:
+            name, run, cells: as for `add_run`.
+            seed: the training seed; None for the evaluations of a model.
+
         Returns:
             How many numbers the run has.
         """
         numbers = 0
-        # Several cells may lack the same evaluation, which is said once.
+        # Several cells may lack the same evaluation. A dictionary keeps each message once, in the order of the cells.
         missing: dict[str, None] = {}
         wrong: dict[str, None] = {}
         for row, column in cells:
@@ -205,8 +215,8 @@ class Collected:
         self.refused.append({"folder": name, "preset": preset, "reasons": reasons})
 
 
-def _provenance(run: RunFolder) -> dict[str, Any]:
-    """Return with what and how long a run was made, as far as its record says it."""
+def _read_provenance(run: RunFolder) -> dict[str, Any]:
+    """Return the commit and the versions of a run, and its duration in seconds; None for what its record lacks."""
     return {key: run.record_content.get(key) for key in ("commit", "seconds", "versions")}
 
 
@@ -216,27 +226,35 @@ def collect(
     """Read a table's numbers from its runs.
 
     Args:
+        table: the table.
         runs: folder that contains all runs as `<preset>-seed<seed>`.
         preset_values: for tests; if None, the presets are composed.
         rows: names of the rows to read; empty for all.
 
     Returns:
-        `table`, `definition` (hash), `collected_with` (commit and versions here), `runs`, `cells`, `comparisons` (see
-        `compare_rows`), `missing`, `refused`: JSON values. A cell has row, column, expected and, if measured, mean,
-        low, high, `interval` ("seeds", "share of seeds", "questions" or null), seeds, `by_seed` (each seed's number)
-        and difference, in the table's unit.
+        JSON values by these keys:
+        `table`, the name of the table;
+        `definition`, the hash of its definition;
+        `collected_with`, the commit and the versions of the packages that collect now;
+        `runs`, `missing` and `refused`, as in `Collected`;
+        `cells`, all cells of the table, each as `_describe_cell` returns it;
+        `comparisons`, see `compare_rows`.
     """
     collected = Collected(table, runs, preset_values or _values_of_preset)
     for source, cells in table.sources(rows):
         collected.add_source(source, cells)
-    by_seed = _with_means(table, collected.by_seed)
-    measured = _combine(table, by_seed)
+    by_seed = _add_means(table, collected.by_seed)
+    measured = _combine_numbers(table, by_seed)
+    cells = []
+    for row in table.rows:
+        for column in table.columns:
+            cells.append(_describe_cell(table, row, column, measured, by_seed))
     return {
         "table": table.name,
         "definition": hash_of_definition(table),
         "collected_with": {"commit": commit_here(), "versions": versions_here()},
         "runs": collected.runs,
-        "cells": [_cell(table, row, column, measured, by_seed) for row in table.rows for column in table.columns],
+        "cells": cells,
         "comparisons": compare_rows(table, by_seed),
         "missing": collected.missing,
         "refused": collected.refused,
@@ -244,7 +262,15 @@ def collect(
 
 
 def read_configurations(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read the configurations of the kept runs in a folder, by their hashes; empty if it has none."""
+    """Read the file CONFIGURATIONS in a folder of kept runs.
+
+    Returns:
+        The values of each configuration, by its hash; empty if there is no such file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is damaged.
+    """
     path = folder / CONFIGURATIONS
     if not path.exists():
         return {}
@@ -264,8 +290,12 @@ def _values_of_preset(name: str) -> dict[str, Any]:
     return significant_values(compose_preset(name))
 
 
-def _with_means(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[CellKey, dict[int, Value]]:
-    """Return numbers by cell and seed with those of the cells that are means of other columns."""
+def _add_means(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[CellKey, dict[int, Value]]:
+    """Return each cell's numbers by training seed, with those of the cells that are means of other columns.
+
+    Args:
+        by_seed: for each cell that is read from runs, its numbers by training seed.
+    """
     by_seed = dict(by_seed)
     for row in table.rows:
         for column in table.columns:
@@ -273,6 +303,7 @@ def _with_means(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[
             if not averaged:
                 continue
             parts = [by_seed.get((row.name, name), {}) for name in averaged]
+            # Seeds that have a number in each of these columns.
             complete_seeds = set.intersection(*map(set, parts))
             means = {}
             for seed in sorted(complete_seeds):
@@ -282,36 +313,45 @@ def _with_means(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[
     return by_seed
 
 
-def _combine(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[CellKey, tuple[Value, str | None]]:
-    """Combine numbers over seeds, then compute gains and differences from the results.
+class Measured(NamedTuple):
+    """The measured number of a cell.
 
-    Returns:
-        By cell its number, and what its interval is over, None without one.
+    Args:
+        value: the number, in the table's unit.
+        interval_over: what its interval is over: SEEDS, SHARE or QUESTIONS; None for a number without an interval.
+    """
+
+    value: Value
+    interval_over: str | None
+
+
+def _combine_numbers(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[CellKey, Measured]:
+    """Return the number of each measured cell: numbers combined over seeds, then gains and differences of these.
+
+    Args:
+        by_seed: for each cell its numbers by training seed, with those of `_add_means`.
     """
     measured = {}
     for (row_name, column_name), values in by_seed.items():
         is_collapse = table.is_collapse(table.row(row_name), table.column(column_name))
-        measured[row_name, column_name] = _over_seeds(values, table, is_collapse)
+        measured[row_name, column_name] = _combine_seeds(values, table, is_collapse)
     for row in table.rows:
         for column in table.columns:
-            # Rebuilt for each cell, because a difference may use a cell that was derived before.
-            means = {cell: value.mean for cell, (value, _) in measured.items()}
-            number = _derived(table, row, column, means)
-            if number is not None:
-                measured[row.name, column.name] = Value(number), None
+            # Built again for each cell, because a difference may use a cell that was derived before.
+            means = {cell: number.value.mean for cell, number in measured.items()}
+            derived = _derive_number(table, row, column, means)
+            if derived is not None:
+                measured[row.name, column.name] = Measured(value=Value(derived), interval_over=None)
     return measured
 
 
-def _over_seeds(values: dict[int, Value], table: Table, is_collapse: bool) -> tuple[Value, str | None]:
+def _combine_seeds(values: dict[int, Value], table: Table, is_collapse: bool) -> Measured:
     """Combine a cell's numbers over its training seeds.
 
     Args:
-        values: the cell's number by training seed. If there is only one, it keeps its interval over questions.
+        values: the cell's number by training seed. A single number keeps its interval over questions.
         table: the table of the cell.
-        is_collapse: whether each number says whether its training collapsed: positive, or 0.
-
-    Returns:
-        The number, and what its interval is over (SEEDS, SHARE or QUESTIONS), or None if it has no interval.
+        is_collapse: whether the numbers say which trainings collapsed. They are positive for those that did, else 0.
     """
     means = [value.mean for value in values.values()]
     # With fewer seeds, the share is a mean without an interval.
@@ -319,7 +359,7 @@ def _over_seeds(values: dict[int, Value], table: Table, is_collapse: bool) -> tu
         collapsed = sum(map(bool, means))
         # A share is counted in parts of 1, whatever the table's unit is.
         share = estimate_share(collapsed, len(means))
-        return Value(**asdict(share)).scaled(table.accuracy_factor), SHARE
+        return Measured(value=Value(**asdict(share)).scaled(table.accuracy_factor), interval_over=SHARE)
     if len(means) > 1:
         number = Value(**asdict(estimate_over_seeds(means)))
         interval_over = SEEDS
@@ -327,15 +367,15 @@ def _over_seeds(values: dict[int, Value], table: Table, is_collapse: bool) -> tu
         number = next(iter(values.values()))
         interval_over = QUESTIONS
     if number.low is None:
-        return number, None
-    return number, interval_over
+        return Measured(value=number, interval_over=None)
+    return Measured(value=number, interval_over=interval_over)
 
 
-def _derived(table: Table, row: Row, column: Column, means: dict[CellKey, float]) -> float | None:
+def _derive_number(table: Table, row: Row, column: Column, means: dict[CellKey, float]) -> float | None:
     """Return the number of a cell that is a gain or a difference of other cells.
 
     Args:
-        means: the cells' numbers.
+        means: the numbers of the cells that have one so far.
 
     Returns:
         A gain in percent, or a difference in the table's unit; None if the cell is neither, or if a cell that it needs
@@ -345,7 +385,7 @@ def _derived(table: Table, row: Row, column: Column, means: dict[CellKey, float]
     if gain_of and row.baseline:
         ours = means.get((row.name, gain_of))
         baseline = means.get((row.baseline, gain_of))
-        # Over a baseline of 0, no gain is defined.
+        # The gain over a baseline of 0 is not defined.
         if ours is None or not baseline:
             return None
         return 100 * (ours / baseline - 1)
@@ -358,28 +398,30 @@ def _derived(table: Table, row: Row, column: Column, means: dict[CellKey, float]
     return None
 
 
-def _cell(
+def _describe_cell(
     table: Table,
     row: Row,
     column: Column,
-    measured: Mapping[CellKey, tuple[Value, str | None]],
+    measured: Mapping[CellKey, Measured],
     by_seed: Mapping[CellKey, Mapping[int, Value]],
 ) -> dict[str, Any]:
-    """Return a cell as JSON values.
+    """Return a cell as JSON values, in the table's unit.
 
     Args:
-        measured: for each measured cell its number, and what the number's interval is over or None.
-        by_seed: the numbers of each training seed.
+        measured: the number of each measured cell.
+        by_seed: for each cell its numbers by training seed. A gain or a difference has none.
 
     Returns:
-        Only row, column and expected if the cell was not measured, otherwise all keys that `collect` lists.
+        `row`, `column` and `expected`, the paper's number or None. A measured cell also has `mean`; `low` and `high`,
+        the bounds of its 95 % interval, or None; `interval`, see `Measured.interval_over`; `seeds`, the training seeds;
+        `by_seed`, the number of each seed; and `difference`, the mean minus the expected number, or None.
     """
     expected = table.expected(row, column)
     key = (row.name, column.name)
     cell: dict[str, Any] = {"row": row.name, "column": column.name, "expected": expected}
     if key not in measured:
         return cell
-    number, interval = measured[key]
+    number, interval_over = measured[key]
     number_by_seed = {}
     for seed, value in sorted(by_seed.get(key, {}).items()):
         # A model that nothing trains has a number but no seed.
@@ -390,7 +432,7 @@ def _cell(
         "mean": number.mean,
         "low": number.low,
         "high": number.high,
-        "interval": interval,
+        "interval": interval_over,
         "seeds": list(number_by_seed),
         "by_seed": {str(seed): mean for seed, mean in number_by_seed.items()},
         "difference": None if expected is None else number.mean - expected,
@@ -398,7 +440,10 @@ def _cell(
 
 
 def _versions_of_evaluation(table: Table, cells: Cells, run: RunFolder) -> dict[str, str | None]:
-    """Return the versions of the packages that made the first evaluation that these cells have; empty without one."""
+    """Return the versions of the packages that made a run's evaluations; empty if the cells have no evaluation.
+
+    They are those of the first evaluation that is there.
+    """
     for row, column in cells:
         for benchmark in table.benchmarks_of(row, column):
             evaluation = evaluation_folder(run.path, benchmark)
@@ -414,8 +459,8 @@ def hash_of_definition(table: Table) -> str:
     not among these parts.
     """
     row_keys = ("name", "preset", "presets", "model", "models", "minus", "baseline", "measure", "expected")
-    # By its name in the hash, a field of Column. `run` is an old name of `variant`; a new one would change the hashes
-    # of all committed results.
+    # From a name in the hash to the field of Column that stands under it. `run` is an old name of `variant`. The new
+    # name would change the hashes of all committed results.
     column_keys = {"name": "name", "run": "variant", "preset": "preset", "measure": "measure"}
     benchmarks = {}
     for name, settings in table.benchmarks.items():

@@ -31,60 +31,71 @@ from verl_clipx.run.keys import VALIDATION_FILES, VALIDATION_SAMPLES
 
 @dataclass(frozen=True)
 class Value:
-    """A number with the bounds of its 95 % interval, None if there is no interval."""
+    """A number with the bounds of its 95 % interval.
+
+    Args:
+        mean: the number.
+        low, high: the bounds; None if there is no interval.
+        accuracies_by_benchmark: for each benchmark an array ``[questions]`` with the accuracy on each question. In a
+            mean over several benchmarks, they are divided by the number of benchmarks, so that `mean` is the sum of the
+            arrays' means. None for a number that is not an accuracy of an evaluation.
+    """
 
     mean: float
     low: float | None = None
     high: float | None = None
-
-    by_question: Mapping[str, np.ndarray] | None = field(default=None, compare=False)
-    """By benchmark an array ``[questions]``; `mean` is the sum of the arrays' means. None for a number that is not an
-    accuracy of an evaluation."""
+    accuracies_by_benchmark: Mapping[str, np.ndarray] | None = field(default=None, compare=False)
 
     def scaled(self, factor: float) -> "Value":
         """Return all numbers multiplied by a factor."""
-        by_question = self.by_question
-        if by_question is not None:
-            by_question = {name: values * factor for name, values in by_question.items()}
+        scaled_accuracies = None
+        if self.accuracies_by_benchmark is not None:
+            scaled_accuracies = {}
+            for benchmark, accuracies in self.accuracies_by_benchmark.items():
+                scaled_accuracies[benchmark] = accuracies * factor
         return Value(
             mean=self.mean * factor,
             low=None if self.low is None else self.low * factor,
             high=None if self.high is None else self.high * factor,
-            by_question=by_question,
+            accuracies_by_benchmark=scaled_accuracies,
         )
 
 
 def mean_of(values: Sequence[Value]) -> Value:
-    """Return the mean of values, which has no interval if there are several.
+    """Return the mean of values. It has no interval, unless it is the mean of a single value.
 
-    An interval would have to count once the questions that the values share.
+    The values may be of the same questions. An interval would have to take account of that.
     """
     if len(values) == 1:
         return values[0]
     mean = float(np.mean([value.mean for value in values]))
-    if any(value.by_question is None for value in values):
+    if any(value.accuracies_by_benchmark is None for value in values):
         return Value(mean)
-    by_question: dict[str, np.ndarray] = {}
+    accuracies_by_benchmark: dict[str, np.ndarray] = {}
     for value in values:
-        for benchmark, accuracies in value.by_question.items():
+        for benchmark, accuracies in value.accuracies_by_benchmark.items():
             # This value's part in the mean.
             share = accuracies / len(values)
-            by_question[benchmark] = by_question.get(benchmark, 0.0) + share
-    return Value(mean, by_question=by_question)
+            accuracies_by_benchmark[benchmark] = accuracies_by_benchmark.get(benchmark, 0.0) + share
+    return Value(mean, accuracies_by_benchmark=accuracies_by_benchmark)
 
 
 def has_collapsed(values: Sequence[float]) -> bool:
-    """Return whether a training collapsed, by the values of a metric that it logged. Only finite ones are looked at."""
+    """Return whether a training collapsed.
+
+    Args:
+        values: what the training logged of a metric, in the order of the steps. Only finite values are looked at.
+    """
     finite = [value for value in values if np.isfinite(value)]
     return collapse(finite) is not None
 
 
 REDUCTIONS = {COLLAPSE: has_collapsed, LEVEL: last_level, AVERAGE: np.mean}
-"""By the key of a measure, what makes one number of the logged values of a metric."""
+"""For each key of a measure that names a metric, the function that turns the metric's logged values into one number."""
 
 
 class MissingNumber(Exception):
-    """A run does not have a number yet; the message says what is missing."""
+    """Raised if a run does not have a number yet. The message says what is missing."""
 
 
 def read_value(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
@@ -95,8 +106,9 @@ def read_value(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
         run: the folder of the training, or of a model's evaluations.
 
     Returns:
-        An accuracy as a fraction, a time in seconds, a metric as it was logged, or 1 for a collapse and 0 for none. It
-        has an interval, over questions, if it is an accuracy that one evaluation measured.
+        An accuracy as a fraction; a time in seconds; the mean of a metric over its steps or over the last tenth of
+        them, in the unit in which it was logged; or whether the training collapsed, 1 or 0. Only the accuracy of a
+        single evaluation has an interval. It is over questions.
 
     Raises:
         MissingNumber: the run has no such evaluation, validation, timer or metric.
@@ -107,15 +119,15 @@ def read_value(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
     if TIMING in settings:
         first_step, last_step = settings["steps"]
         return mean_time(run, settings[TIMING], first_step, last_step)
-    for key, reduce in REDUCTIONS.items():
+    for key, reduction in REDUCTIONS.items():
         if key in settings:
             values = logged_values(run, settings[key])
-            return Value(float(reduce(values)))
+            return Value(float(reduction(values)))
     if VALIDATION in settings and not row.is_untrained:
         data_source = settings[VALIDATION]
         check_validated_questions(run, data_source, table.benchmarks[data_source]["questions"])
         return Value(best_validation(run, data_source, settings["samples"]))
-    # A model that nothing trains has no validations; it is evaluated on their questions with as many samples.
+    # A model that nothing trains has no validations. It is evaluated on their questions, with as many samples.
     metric = settings["metric"] if BENCHMARK in settings else f"avg@{settings['samples']}"
     accuracies = [read_evaluation(table, row, run, benchmark, metric) for benchmark in table.benchmarks_of(row, column)]
     return mean_of(accuracies)
@@ -127,12 +139,16 @@ def evaluation_folder(folder: Path, benchmark: str) -> EvaluationFolder:
 
 
 def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
-    """Return the highest accuracy among all validations of a training.
+    """Return the highest accuracy among all validations of a training, as a fraction.
+
+    Args:
+        data_source: the data source of the validated questions.
+        samples: the number of samples of each question.
 
     Raises:
         MissingNumber: there is no validation with this number of samples a question.
     """
-    # In verl's log, the mean of all samples of a question is in the first section, and of fewer in the second.
+    # verl logs the mean over all samples of a question in the first section, and means over fewer in the second.
     names = [f"{section}/{data_source}/acc/mean@{samples}" for section in ("val-core", "val-aux")]
     accuracies = []
     for logged in run.metrics.values():
@@ -145,7 +161,10 @@ def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
 def check_validated_questions(run: RunFolder, data_source: str, questions: int) -> None:
     """Refuse a run that was validated on another number of questions of a data source than the table says.
 
-    Where its validation files are not on this machine, nothing is refused.
+    A run whose validation files are not on this machine is not checked.
+
+    Args:
+        questions: the number that the table says.
 
     Raises:
         ValueError: the numbers differ; the message has both.
@@ -158,15 +177,16 @@ def check_validated_questions(run: RunFolder, data_source: str, questions: int) 
         data_sources = read_table(path, ["data_source"])["data_source"].to_pylist()
         validated += data_sources.count(data_source)
     if validated != questions:
-        difference = f"table {questions} questions of {data_source}, the files have {validated}"
-        raise ValueError(f"{VALIDATION_FILES}: {difference}")
+        raise ValueError(
+            f"{VALIDATION_FILES}: the table says {questions} questions of {data_source}, the files have {validated}"
+        )
 
 
 def mean_time(run: RunFolder, timers: dict[str, float], first: int, last: int) -> Value:
-    """Return the mean over steps of a weighted sum of timers, in seconds.
+    """Return the mean over steps of a weighted sum of verl's timers, in seconds.
 
     Args:
-        timers: the weight of each of verl's timers in the sum.
+        timers: the weight of each timer in the sum, by the timer's metric.
         first, last: the first and the last step that count.
 
     Raises:
@@ -195,7 +215,10 @@ def logged_values(run: RunFolder, metric: str) -> list[float]:
 
 
 def read_evaluation(table: Table, row: Row, run: RunFolder, benchmark: str, metric: str) -> Value:
-    """Read a metric of an evaluation, with its interval and its values by question.
+    """Read an accuracy of an evaluation, with its interval and the accuracy on each question.
+
+    Args:
+        metric: the name of the accuracy, such as avg@32.
 
     Raises:
         MissingNumber: the evaluation has not been run or scored, or lacks the metric.
@@ -208,8 +231,8 @@ def read_evaluation(table: Table, row: Row, run: RunFolder, benchmark: str, metr
     if metric not in estimates:
         available = ", ".join(estimates) or "another benchmark"
         raise MissingNumber(f"evaluation/{benchmark} has no {metric}, only {available}")
-    by_question = np.asarray(benchmark_results["values"][metric], dtype=np.float64)
-    return Value(**estimates[metric], by_question={benchmark: by_question})
+    accuracies = np.asarray(benchmark_results["values"][metric], dtype=np.float64)
+    return Value(**estimates[metric], accuracies_by_benchmark={benchmark: accuracies})
 
 
 def _read_checked_results(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str, Any]:
@@ -234,8 +257,8 @@ def protocol_of(row: Row, settings: Mapping[str, Any]) -> str:
     """Return the protocol with which `clipx papers eval run` evaluates a row on a benchmark.
 
     Args:
-        settings: the table's settings of the benchmark. Their protocol is that of trained rows, and may average several
-            checkpoints. A model that is not trained has only one.
+        settings: the table's settings of the benchmark. Their protocol is that of trained rows. It may average several
+            checkpoints, of which a model that is not trained has only one.
     """
     if not row.is_untrained:
         return settings["protocol"]
@@ -243,7 +266,10 @@ def protocol_of(row: Row, settings: Mapping[str, Any]) -> str:
 
 
 def _template_of(table: Table, row: Row) -> str:
-    """Return the chat template with which the table evaluates a row: the last `--template` among the options."""
+    """Return the chat template with which the table evaluates a row.
+
+    It is the last `--template` among the options, or the default of `clipx papers eval run`.
+    """
     template = SamplingSettings.template
     words = shlex.split(f"{table.evaluation_options} {row.evaluation_options}")
     for option, value in pairwise(words):
@@ -253,10 +279,10 @@ def _template_of(table: Table, row: Row) -> str:
 
 
 def wrong_settings(table: Table, row: Row, benchmark: str, config: Mapping[str, Any]) -> list[str]:
-    """Return the differences between how an evaluation was made and what the table says, a text each.
+    """Return the differences between the settings of an evaluation and those that the table says, a text each.
 
     Args:
-        config: the evaluation's own record of how it was made.
+        config: the evaluation's configuration.
     """
     settings = table.benchmarks[benchmark]
     sampling = config["sampling"]

@@ -24,23 +24,24 @@ from verl_clipx.papers.tables.measures import Value
 from verl_clipx.papers.tables.page import Cell, Page, printed
 
 CELL_KEYS = ("row", "baseline", "column")
-"""In the results, the keys of a comparison that say which cells it compares. The others are fields of `Comparison`."""
+"""The keys of a comparison in the results that name the compared cells. Its other keys are fields of `Comparison`."""
 
 CellKey = tuple[str, str]
 """The names of a cell's row and column."""
 
 NO_SEED = -1
-"""Stands for the training seed of a number that is of a model that nothing trains."""
+"""Stands in place of a training seed with the number of a model that nothing trains."""
 
 
 def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -> list[dict[str, Any]]:
-    """Compare each trained row with its baseline in each column that both have.
+    """Compare each trained row with its baseline in each column in which both have numbers.
 
     Args:
         by_seed: each cell's numbers by training seed, in the table's unit.
 
     Returns:
-        JSON values: row, baseline, column, and the fields of `Comparison`, in which the baseline comes first.
+        For each comparison a dictionary of JSON values: the names of `row`, `baseline` and `column`, and the fields of
+        `Comparison`. There, the baseline comes first.
     """
     comparisons = []
     for row in table.rows:
@@ -81,35 +82,42 @@ def _compare_collapses(base: Iterable[Value], ours: Iterable[Value], factor: flo
 def _compare_numbers(base: list[Value], ours: list[Value]) -> Comparison:
     """Compare numbers over seeds and questions.
 
-    They are compared over seeds alone if one of them has no values by question, or the two have other benchmarks.
+    They are compared over seeds alone if one of them has no accuracies on questions, or if their benchmarks differ.
+
+    Args:
+        base, ours: the numbers of the baseline and of the row, one a training seed.
     """
-    stacked_base = _stacked(base)
-    stacked_ours = _stacked(ours)
-    if stacked_base is None or stacked_ours is None or list(stacked_base) != list(stacked_ours):
+    base_accuracies = _stack_seeds(base)
+    our_accuracies = _stack_seeds(ours)
+    if base_accuracies is None or our_accuracies is None or list(base_accuracies) != list(our_accuracies):
         return compare_means([value.mean for value in base], [value.mean for value in ours])
-    return compare(stacked_base, stacked_ours)
+    return compare(base_accuracies, our_accuracies)
 
 
-def _stacked(values: list[Value]) -> dict[str, np.ndarray] | None:
-    """Return arrays ``[seeds, questions]`` by benchmark; None if a number has no values by question."""
-    if any(value.by_question is None for value in values):
+def _stack_seeds(values: list[Value]) -> dict[str, np.ndarray] | None:
+    """Stack the accuracies on each question that the numbers of several seeds have.
+
+    Args:
+        values: a cell's numbers, one a training seed, at least one. All are of the same benchmarks and questions.
+
+    Returns:
+        For each benchmark an array ``[seeds, questions]`` float64; None if a number has no accuracies on questions.
+    """
+    if any(value.accuracies_by_benchmark is None for value in values):
         return None
     stacked = {}
-    for benchmark in values[0].by_question:
-        stacked[benchmark] = np.stack([value.by_question[benchmark] for value in values])
+    for benchmark in values[0].accuracies_by_benchmark:
+        stacked[benchmark] = np.stack([value.accuracies_by_benchmark[benchmark] for value in values])
     return stacked
 
 
 def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
-    """Return a page with the differences from the baseline and their p-values, corrected by Holm's method.
+    """Return a page with the differences from the baseline and their p-values; None if nothing was compared.
 
-    The comparisons of one column with the same baseline are one family.
+    The p-values are corrected by Holm's method; see `_read_corrected`.
 
     Args:
         results: from `collect`.
-
-    Returns:
-        None if nothing was compared.
     """
     comparisons = _read_corrected(results.get("comparisons", []))
     if not comparisons:
@@ -142,7 +150,7 @@ def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
 def _read_corrected(entries: Sequence[Mapping[str, Any]]) -> dict[CellKey, Comparison]:
     """Return the comparisons of the results by cell, with p-values that are corrected by Holm's method.
 
-    A family is the comparisons of one column with the same baseline.
+    The comparisons of one column with the same baseline form a family, for which the p-values are corrected.
 
     Args:
         entries: from `compare_rows`.
@@ -162,7 +170,7 @@ def _read_corrected(entries: Sequence[Mapping[str, Any]]) -> dict[CellKey, Compa
 
 
 def _format_difference(comparison: Comparison, digits: int) -> str:
-    """Return a difference with its interval and p-value, if there are any."""
+    """Return a difference as text, with its interval and its p-value if it has them."""
     difference = printed(comparison.difference, digits, sign="+")
     if comparison.verdict is None:
         return difference
@@ -185,7 +193,7 @@ def _lines_below(comparisons: Collection[Comparison], baselines: Iterable[str]) 
     """Return the lines below the page: what is subtracted, and how intervals and p-values were made.
 
     Args:
-        comparisons: of all cells, corrected.
+        comparisons: the comparisons of all cells, with corrected p-values.
         baselines: the name of the baseline of each comparison.
     """
     lines = [f"Each row minus {' or '.join(dict.fromkeys(baselines))}."]
