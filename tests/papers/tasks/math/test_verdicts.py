@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from verl_clipx.papers.tasks.math import equality, spelling
+from verl_clipx.papers.tasks.math import comparison, equality, spelling
 from verl_clipx.papers.tasks.math.comparison import MAX_DEPTH, MAX_LENGTH, is_safe_to_parse
 from verl_clipx.papers.tasks.math.equality import equal_answers, is_equivalent
 from verl_clipx.papers.tasks.math.reward import compute_score, compute_score_for_evaluation, compute_score_strict
@@ -111,6 +111,23 @@ def test_a_pair_is_compared_once_and_numbers_need_no_process():
     assert [is_equivalent("a_1+b", "b+a_1") for _ in range(3)] == [True, True, True]
     assert is_equivalent("4", "5") is False and is_equivalent("4", "x+y", "4") is True
     assert equality._ask.cache_info()[:2] == (2, 1)  # hits and misses
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(1,2;3)", "commas and semicolons in one bracket: '1,2;3'"),
+        (r"\frac{dy}{dx}", "a derivative, not a fraction"),
+        (r"10\text{ girls and }12", "a second number, not a factor"),
+    ],
+)
+def test_a_text_that_would_be_misread_is_read_once_and_the_message_says_why(monkeypatch, text, message):
+    checked = []
+    check_tree = comparison.check_tree
+    monkeypatch.setattr(comparison, "check_tree", lambda *given: checked.append(given) or check_tree(*given))
+    with pytest.raises(ValueError, match=message):
+        comparison._parse_answer(text)
+    assert len(checked) == 1
 
 
 LISTS = yaml.safe_load(Path(__file__).with_name("spelling.yaml").read_text(encoding="utf-8"))

@@ -20,17 +20,18 @@ from antlr4 import TerminalNode, Token
 from latex2sympy2_extended.antlr_parser import PSParser
 
 _GRAMMAR = yaml.safe_load(files("verl_clipx.papers.tasks.math").joinpath("grammar.yaml").read_text(encoding="utf-8"))
+# The lists of grammar.yaml by their names. Each has names of rules or of tokens, or texts of tokens.
 _LISTS = {name: frozenset(members.split()) for name, members in _GRAMMAR.items()}
-# The rules of a product's factor with its sign.
+# The rules of factors without an operator between them, as in 2ab, and of a sign before such factors.
 _FACTORS = {"unary", "unary_nofunc"}
 # The rules of a power.
 _POWERS = {"exp", "exp_nofunc"}
 _VECTOR_ACCENT = re.compile(r"\\(?:vec|overrightarrow|hat)\b")
-# The grammar takes a text for an accent too. The first group is the command of a text, and the second is what has the
-# accent.
+# A text, or a letter with an accent: the grammar takes a text for an accent, too. The first group is the command of a
+# text, and the second is the content of the braces.
 _ACCENT = re.compile(r"\\(?:(text|mbox)|bar|overline|vec|overrightarrow|(?:wide)?(?:hat|tilde)|d?dot|bm)\s*\{(.*)\}")
 
-# A text without brackets, or all in one pair of them. math-verify drops the brackets, so that the choice (A) is A.
+# A text that has no brackets, or is in one pair of them. math-verify drops the brackets, so that the choice (A) is A.
 _TEXT = re.compile(r"\s*(?:\([^()]*\)|[^()]*)\s*")
 
 # A proper or an improper fraction of two whole numbers.
@@ -38,7 +39,7 @@ _FRACTION = re.compile(r"\\[dtc]?frac\{(\d+)\}\{(\d+)\}")
 # An angle in degrees.
 _ANGLE = re.compile(r"\d+\^.*circ\}?")
 
-# What check_words leaves out of a text: commands, and what is in their braces if that cannot be a product.
+# What `check_words` leaves out: commands, and the content of their braces if it cannot be a product.
 _COMMAND = re.compile(r"\\(?:begin|end|text|mbox|bm|math[a-z]+|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
 # Several letters, a blank and another letter are words. Letters without a blank between them are factors, as in 2ab.
 # However, four or more letters with a vowel are a word, unless all of them are from a to e, as in abcde.
@@ -48,15 +49,31 @@ _WORD = re.compile(
 )
 
 
+class MisreadText(ValueError):
+    """Raised for a text that math-verify would misread. The message says which part of it, and why."""
+
+
 def check_words(text: str) -> None:
-    """Raise ValueError if a text has words in plain letters, which the grammar takes for products of variables."""
+    """Refuse a text that has words in plain letters, which the grammar takes for products of variables.
+
+    Raises:
+        MisreadText: it has such words.
+    """
     word = _WORD.search(_COMMAND.sub(";", text))
     if word:
-        raise ValueError(f"{word[0]!r} is a word, not a product")
+        raise MisreadText(f"{word[0]!r} is a word, not a product")
 
 
 def check_tree(tree: Any, text: str) -> None:
-    """Raise ValueError unless every character of a text is part of the value that its parse tree is converted to."""
+    """Refuse a text unless each of its characters becomes part of the value, as it was meant to be.
+
+    Args:
+        tree: the parse tree of the text.
+
+    Raises:
+        MisreadText: a node of the tree has a fault, or a part of the text is not in the tree.
+    """
+    # The positions of the characters that are in a token.
     covered: set[int] = set()
     for node in _nodes(tree):
         if isinstance(node, TerminalNode):
@@ -65,20 +82,22 @@ def check_tree(tree: Any, text: str) -> None:
         else:
             fault = _fault_of_rule(node)
         if fault:
-            raise ValueError(f"{fault}: {node.getText()!r}")
+            raise MisreadText(f"{fault}: {node.getText()!r}")
     uncovered = ""
     for position, character in enumerate(text):
         if position not in covered and not character.isspace():
             uncovered += character
     if uncovered:
-        raise ValueError(f"{uncovered!r} is left over")
+        raise MisreadText(f"{uncovered!r} is left over")
 
 
 def _fault_of_token(node: Any) -> str | None:
-    """Return why a token does not become the part of the value that it was meant to be; None if it does."""
+    """Return why a token does not become part of the value as it was meant to be; None if it does."""
     name = _token_name(node)
     text = node.getText().strip()
-    if node.symbol.type == Token.EOF or _rule_name(node.parentCtx) == "degree":
+    is_end = node.symbol.type == Token.EOF
+    is_in_degree_sign = _rule_name(node.parentCtx) == "degree"
+    if is_end or is_in_degree_sign:
         return None
     if name not in _LISTS["tokens"] and text != ",":
         return "no part of a value"
@@ -88,15 +107,16 @@ def _fault_of_token(node: Any) -> str | None:
         return "infinity, which absorbs what is added to it"
     if name == "ACCENT":
         return _fault_of_accent(node, text)
-    if name == "PLUS_MINUS" and any(_rule_name(above) == "ordered_tuple" for above in _above(node)):
+    if name == "PLUS_MINUS" and any(_rule_name(ancestor) == "ordered_tuple" for ancestor in _ancestors(node)):
         return "two signs, not two members"
     return None
 
 
 def _fault_of_accent(node: Any, text: str) -> str | None:
-    r"""Return what is wrong with a token such as `\vec{v}` or `\text{even}`, or None.
+    r"""Return what is wrong with an accent such as `\vec{v}`, or with a text such as `\text{even}`; None if nothing is.
 
     Args:
+        node: the token.
         text: the token's text without white space around it.
     """
     accent = _ACCENT.fullmatch(text)
@@ -115,7 +135,7 @@ def _fault_of_accent(node: Any, text: str) -> str | None:
 
 
 def _fault_of_rule(node: Any) -> str | None:
-    """Return why a node of a rule is not converted to the value that it was meant to be; None if it is."""
+    """Return why a rule does not become the value that it was meant to be; None if it does."""
     rule = _rule_name(node)
     if rule not in _LISTS["rules"]:
         return "no part of a value"
@@ -140,7 +160,7 @@ def _fault_of_index(node: Any) -> str | None:
 
 
 def _fault_of_function(node: Any) -> str | None:
-    r"""Return what is wrong with the exponent or the index of a function, or None.
+    r"""Return what is wrong with the exponent or the index of a function; None if nothing is.
 
     The exponents of f^{-1}(2) and f^2(2) mean an inverse and an iteration, but math-verify would compute powers of
     f(2). The exponent in `\sin^2 x` does mean a power.
@@ -175,17 +195,18 @@ def _fault_of_membership(node: Any) -> str | None:
 
 
 def _fault_of_fraction(node: Any) -> str | None:
-    r"""Return what is wrong with a fraction: `\frac{dy}{dx}` is a derivative. None for any other fraction."""
+    r"""Return what is wrong with a fraction that is a derivative, such as `\frac{dy}{dx}`; None for any other."""
     if _is_under_derivative(node.lower):
         return "a derivative, not a fraction"
     return None
 
 
 def _fault_of_product(node: Any) -> str | None:
-    r"""Return what is wrong with a product or quotient, or None. dy/dx is a derivative, and letters may be vectors.
+    r"""Return what is wrong with a product or quotient; None if nothing is.
 
-    Between letters, `\times` is a vector product as often as a product of numbers. `\cdot` is taken for a product of
-    numbers, unless both sides have a vector's accent.
+    The quotient dy/dx is a derivative. The factors of a product may be vectors: between letters, `\times` is a vector
+    product as often as a product of numbers. `\cdot` is taken for a product of numbers, unless both sides have a
+    vector's accent.
     """
     if node.getChildCount() < 3:
         # The rule also stands around a single factor.
@@ -202,14 +223,14 @@ def _fault_of_product(node: Any) -> str | None:
 
 
 def _fault_of_group(node: Any) -> str | None:
-    r"""Return what is wrong with `\{x\}` or `[x]` beside something else, or None.
+    r"""Return what is wrong with `\{x\}` or `[x]` beside something else; None if nothing is.
 
     As an operand, `\{x\}` means a fractional part, and `[x]` an integer part. Square brackets around more than one
-    token, as in 2[x+1], are accepted: they only group.
+    token, as in 2[x+1], are accepted, because they only group.
     """
     bracket = _token_name(node.getChild(0))
     is_in_braces = bracket in ("L_BRACE_VISUAL", "L_BRACE_CMD")
-    # The three tokens are the two brackets and what stands between them.
+    # Three tokens are the two brackets and a single token between them.
     is_token_in_brackets = bracket == "L_BRACKET" and len([*_tokens(node)]) == 3
     may_be_part_of_number = is_in_braces or is_token_in_brackets
     if may_be_part_of_number and not _stands_alone(node):
@@ -218,13 +239,19 @@ def _fault_of_group(node: Any) -> str | None:
 
 
 def _fault_of_list(node: Any) -> str | None:
-    """Return what is wrong with a bracket that has both semicolons and commas, as in (1, 2; 3), or None.
+    """Return what is wrong with a list in brackets that has both semicolons and commas; None for any other list.
 
-    math-verify would read (1, 2, 3). Without a bracket, it keeps apart what stands between the semicolons.
+    math-verify would drop the semicolons, and read (1, 2; 3) as (1, 2, 3). It reads 1, 2; 3, without brackets,
+    correctly: as (1, 2) and 3.
+
+    Args:
+        node: of the rule `semicolon_elements`, which is around every list, with or without a semicolon.
     """
     groups = [child for child in node.getChildren() if _rule_name(child) == "comma_elements"]
-    has_no_bracket = _rule_name(node.parentCtx) == "set_elements"
-    if len(groups) == 1 or has_no_bracket:
+    has_semicolon = len(groups) > 1
+    # The parent of a list without brackets is `set_elements`. Any other parent contains the brackets.
+    has_brackets = _rule_name(node.parentCtx) != "set_elements"
+    if not has_semicolon or not has_brackets:
         return None
     # A group with more than one child has commas.
     if any(group.getChildCount() > 1 for group in groups):
@@ -233,10 +260,10 @@ def _fault_of_list(node: Any) -> str | None:
 
 
 def _fault_of_factors(node: Any) -> str | None:
-    r"""Return what is wrong with factors that have no sign between them, or None.
+    r"""Return what is wrong with factors that have no operator between them; None if nothing is.
 
-    There may be a second number (6ft2in), a whole number before a fraction that is no part of a mixed number
-    (`2\frac{3}{2}`), or a fraction of a degree (`30^\circ\frac12`).
+    These are refused: a second number, as in 6ft2in; a whole number before a fraction with which it is no mixed number,
+    as in `2\frac{3}{2}`; and a fraction after an angle, as in `30^\circ\frac12`.
     """
     factors = [child for child in node.getChildren() if _rule_name(child) in ("postfix", "postfix_nofunc")]
     for index, (before, after) in enumerate(pairwise(factors)):
@@ -247,7 +274,7 @@ def _fault_of_factors(node: Any) -> str | None:
         if fraction is None:
             continue
         is_proper = int(fraction[1]) < int(fraction[2])
-        # A whole number and a proper fraction are a mixed number if nothing else is in the product.
+        # A whole number and a proper fraction are a mixed number, if there is no other factor.
         if before.getText().isdigit() and (len(factors) > 2 or not is_proper):
             return "a factor or a part of a mixed number"
         if _ANGLE.fullmatch(before.getText()):
@@ -307,19 +334,22 @@ def _has_vector_accent(node: Any) -> bool:
 
 def _is_under_derivative(node: Any) -> bool:
     r"""Return whether a denominator is a derivative's: it has dx, or a difference such as `\Delta x`."""
-    for below in _nodes(node):
-        if _token_name(below) == "DIFFERENTIAL":
+    for part in _nodes(node):
+        if _token_name(part) == "DIFFERENTIAL":
             return True
-        if _rule_name(below) in _FACTORS:
-            factors = [child.getText().strip() for child in below.getChildren()]
-            # The last factor is left out: there, each of these is a variable.
+        if _rule_name(part) in _FACTORS:
+            factors = [child.getText().strip() for child in part.getChildren()]
+            # The last factor is left out, because these letters are variables if nothing follows them.
             if any(factor in (r"\Delta", r"\delta", "d") for factor in factors[:-1]):
                 return True
     return False
 
 
 def _has_variable(node: Any) -> bool:
-    """Return whether a product has a variable outside exponents, indices and functions. It may be a vector."""
+    """Return whether a product has a variable outside exponents, indices and functions. It may be a vector.
+
+    Neither e nor pi is a variable.
+    """
     if isinstance(node, TerminalNode):
         is_number = _token_name(node) == "EXP_E" or node.getText().strip() == r"\pi"
         return _token_name(node) in _LISTS["letters"] and not is_number
@@ -333,28 +363,32 @@ def _has_variable(node: Any) -> bool:
 
 
 def _stands_alone(node: Any) -> bool:
-    """Return whether a word or a group is the whole of an answer, of a member of a list, or of an index."""
-    for below, above in pairwise([node, *_above(node)]):
-        if _rule_name(above) == "subexpr":
+    """Return whether there is nothing beside a node but brackets around it.
+
+    Then it is a whole answer, a whole member of a list or a matrix, or a whole index.
+    """
+    for child, parent in pairwise([node, *_ancestors(node)]):
+        if _rule_name(parent) == "subexpr":
             return True
         # A group's children are its opening bracket, its content and its closing bracket.
-        is_in_brackets = _rule_name(above) == "group" and below is above.getChild(1)
-        if above.getChildCount() > 1 and not is_in_brackets:
-            return _rule_name(above) in _LISTS["wholes"]
+        is_in_brackets = _rule_name(parent) == "group" and child is parent.getChild(1)
+        if parent.getChildCount() > 1 and not is_in_brackets:
+            return _rule_name(parent) in _LISTS["rules_around_wholes"]
     return True
 
 
 def _is_operand(node: Any) -> bool:
-    """Return whether a token is an operand of anything else than a sign before it."""
-    for below, above in pairwise([node, *_above(node)]):
-        has_only_sign = _rule_name(above) in _FACTORS and _rule_name(below) in _FACTORS
-        if above.getChildCount() > 1 and not has_only_sign:
-            return _rule_name(above) in _LISTS["operations"]
+    """Return whether a token is an operand of an operation. A sign before it is no operation here."""
+    for child, parent in pairwise([node, *_ancestors(node)]):
+        # One of these rules is directly around another one only if it adds a sign.
+        is_sign = _rule_name(parent) in _FACTORS and _rule_name(child) in _FACTORS
+        if parent.getChildCount() > 1 and not is_sign:
+            return _rule_name(parent) in _LISTS["operations"]
     return False
 
 
-def _above(node: Any) -> Iterator[Any]:
-    """Yield the nodes around a node, from its parent to the root."""
+def _ancestors(node: Any) -> Iterator[Any]:
+    """Yield the nodes that contain a node, from its parent to the root."""
     while node.parentCtx is not None:
         node = node.parentCtx
         yield node
@@ -369,10 +403,10 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 
 def _tokens(node: Any) -> Iterator[Any]:
-    """Yield the nodes of the tokens of which a node consists, in the order of the text."""
-    for below in _nodes(node):
-        if isinstance(below, TerminalNode):
-            yield below
+    """Yield the tokens of which a node consists, in the order of the text."""
+    for part in _nodes(node):
+        if isinstance(part, TerminalNode):
+            yield part
 
 
 def _rule_name(node: Any) -> str:
@@ -390,7 +424,11 @@ def _token_name(node: Any) -> str:
 
 
 def _symbolic_name(symbol: Any) -> str:
-    """Return the name of a token of the lexer in the grammar; empty for the end of the text."""
+    """Return the name that the grammar has for a token; empty for the end of the text.
+
+    Args:
+        symbol: what the lexer has read: the `symbol` of a token's node, or the `start` or `stop` of a rule's node.
+    """
     if symbol.type > 0:
         return PSParser.symbolicNames[symbol.type]
     return ""

@@ -6,7 +6,6 @@ module decides what math-verify misjudges, or simplifies for minutes.
 """
 
 import re
-from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from types import SimpleNamespace
@@ -39,15 +38,18 @@ from sympy.core.function import Application, AppliedUndef
 from sympy.core.relational import Relational
 from sympy.sets import FiniteSet, Intersection, Set, Union
 
-from verl_clipx.papers.tasks.math.accounting import check_tree, check_words
+from verl_clipx.papers.tasks.math.accounting import MisreadText, check_tree, check_words
 from verl_clipx.papers.tasks.math.spelling import is_word
 
 # What `spelling.clean` writes between inequalities that together describe one set of numbers.
 _OR = r"\lor "
 _AND = r"\land "
 
-MAX_LENGTH = 400  # characters; the longest answer among the papers' evaluation sets has 224
-MAX_DEPTH = 12  # brackets in brackets
+MAX_LENGTH = 400
+"""In characters. The longest answer among the papers' evaluation sets has 224."""
+
+MAX_DEPTH = 12
+"""How many brackets may be open at once."""
 
 # What a text must not contain: mostly what might take all time or memory.
 _GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}|\([^()]*\)"
@@ -345,7 +347,8 @@ def _parse(text: str) -> Basic | MatrixBase:
     """Return the expression that math-verify's grammar reads in a safe text without `_OR` and `_AND`.
 
     Raises:
-        ValueError: the text is not one expression, or a part of it would be dropped.
+        MisreadText: a part of the text would be dropped or misread.
+        ValueError: the text is not one expression, or cannot be read for another reason.
     """
     text = _PROTECTED.sub(_protect, text)
     if "'" in text or '"' in text:
@@ -356,11 +359,16 @@ def _parse(text: str) -> Basic | MatrixBase:
     # in math-verify: what is read as an interval may be meant as a pair of numbers.
     for meaning_of_i in (I, Symbol("i", real=True)):
         sympy_singleton_map["i"] = meaning_of_i
-        with suppress(ValueError):
+        try:
             parsed = _Grammar(is_real=True, config=_CASED).parse(text)
             if isinstance(parsed, Basic | MatrixBase):
                 _check_members(parsed)
                 return parsed
+        except MisreadText:
+            # It would be misread with the other meaning of i, too.
+            raise
+        except ValueError:
+            continue
     raise ValueError("not one expression")
 
 
