@@ -69,6 +69,8 @@ def test_a_response_that_was_cut_off_never_scores_and_other_extra_info_changes_n
         *((nothing, []) for nothing in (None, "", [], True, {"a": 1}, b"5", float("nan"))),
         (float("inf"), ["inf"]),
         ('["4", "5"]', ["4", "5"]),
+        ('[ "4", "5" ]', ["4", "5"]),
+        ('\n[\n "4",\n "5"\n]', ["4", "5"]),
         ("[1, 2]", ["[1, 2]"]),
         ('["5', ['["5']),
     ],

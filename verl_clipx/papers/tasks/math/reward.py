@@ -7,6 +7,7 @@ They are for verl's `reward.custom_reward_function`, and any thread may call the
 training: they are never executed, raise no error, and cost no more than a fixed limit of time and memory.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,9 +16,17 @@ from verl_clipx.papers.responses import BOX, BOXED, final_part, read_braces
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth, spell_answer
 from verl_clipx.papers.tasks.math.equality import equal_answers, is_equivalent
 
-MAX_ALTERNATIVES = 16  # more accepted spellings than any data set has; Minerva has up to 3
-MAX_ANSWER_LENGTH = 2000  # characters; the longest right answer among the papers' data sets has about 300
-MAX_BOXES = 64  # of a response in the format that `compute_score_strict` asks for
+MAX_ALTERNATIVES = 16
+"""Accepted answers that count. It is more than any data set has; Minerva has up to 3."""
+
+MAX_ANSWER_LENGTH = 2000
+"""In characters. The longest right answer among the papers' data sets has about 300."""
+
+MAX_BOXES = 64
+"""The most boxes that a response may have in the format of `compute_score_strict`."""
+
+# The beginning of a list of texts in JSON. No answer begins like that.
+_LIST_OF_TEXTS = re.compile(r'\s*\[\s*"')
 
 
 def compute_score(
@@ -26,13 +35,16 @@ def compute_score(
     r"""Score one response 1.0 if its last `\boxed{…}` is right, else 0.0, as in ACPO's and AR-Lopti's runs.
 
     Args:
-        ground_truth: the right answer as text or number, or a list of accepted ones, or the JSON of a list of texts.
+        data_source: not used.
+        solution_str: the response.
+        ground_truth: the right answer as text or number; a list of accepted ones; or a list of accepted texts as JSON.
         extra_info: if it is a mapping whose `truncated` is true, the response was cut off, and scores 0.
 
     Returns:
-        `score`, `acc` and `format`: see `verl_clipx.papers.tasks.reward.compute_score`; `truncated`: 1.0 if the
-        response ends inside its thinking or its box, or `extra_info` says that it was cut off; `undecided`: 1.0 if
-        there is no verdict on the answer (see `is_equivalent`), which counts as wrong.
+        `score`, `acc` and `format`: see `verl_clipx.papers.tasks.reward.compute_score`.
+        `truncated`: 1.0 if the response does not end its thinking or its last box, if this box is longer than
+        MAX_ANSWER_LENGTH, or if `extra_info` says that the response was cut off.
+        `undecided`: 1.0 if no verdict was reached on the answer (see `is_equivalent`). It counts as wrong then.
     """
     return _score(solution_str, ground_truth, extra_info, is_equivalent)
 
@@ -40,10 +52,16 @@ def compute_score(
 def compute_score_strict(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **_: Any
 ) -> dict[str, float]:
-    r"""Score one response +1.0 if format and answer are right, else -1.0, as in DGPO's runs; see `compute_score`.
+    r"""Score one response +1.0 if format and answer are right, else -1.0, as in DGPO's runs.
 
     The format is right if there is a box after the thinking, the last one is closed and not empty, and all boxes, at
     most MAX_BOXES, have the same content, so that guessing several answers never pays.
+
+    Args:
+        data_source, solution_str, ground_truth, extra_info: as for `compute_score`.
+
+    Returns:
+        The same parts as `compute_score`.
     """
     scores = _score(solution_str, ground_truth, extra_info, is_equivalent, wants_one_answer=True)
     return {**scores, "score": 1.0 if scores["acc"] else -1.0}
@@ -52,15 +70,25 @@ def compute_score_strict(
 def compute_score_for_evaluation(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **_: Any
 ) -> dict[str, float]:
-    r"""Score one response 1.0 if its last box is right beyond reasonable doubt (`equal_answers`); see `compute_score`.
+    r"""Score one response 1.0 if its last box is right beyond reasonable doubt (see `equal_answers`), else 0.0.
 
     `clipx papers eval` uses this by default, because a reported number should not depend on a lenient comparison.
+
+    Args:
+        data_source, solution_str, ground_truth, extra_info: as for `compute_score`.
+
+    Returns:
+        The same parts as `compute_score`.
     """
     return _score(solution_str, ground_truth, extra_info, equal_answers)
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """See `verl_clipx.papers.tasks.reward.check_ground_truth`; the data source makes no difference."""
+    """Raise ValueError if a ground truth has no accepted answer.
+
+    Args:
+        data_source: makes no difference. See `verl_clipx.papers.tasks.reward.check_ground_truth`.
+    """
     if not accepted_answers(ground_truth):
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): mathematics needs the right answer as "
@@ -71,14 +99,14 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
 def accepted_answers(ground_truth: Any) -> list[str]:
     """Return the accepted spellings of a ground truth (see `compute_score`), at most MAX_ALTERNATIVES."""
     # Other texts that are valid JSON are answers: "[1, 2]" is an interval, and "7" is 7.
-    if isinstance(ground_truth, str) and ground_truth.startswith('["'):
+    if isinstance(ground_truth, str) and _LIST_OF_TEXTS.match(ground_truth):
         ground_truth = decode_ground_truth(ground_truth)
     # A Parquet file's lists come as arrays of numpy.
     if hasattr(ground_truth, "tolist"):
         ground_truth = ground_truth.tolist()
     alternatives = ground_truth if isinstance(ground_truth, list | tuple) else [ground_truth]
     spellings = [spell_answer(alternative) for alternative in alternatives[:MAX_ALTERNATIVES]]
-    # What is no answer, such as None, has an empty spelling.
+    # None, and whatever else is no answer, has an empty spelling.
     return [spelling for spelling in spellings if spelling]
 
 
@@ -87,8 +115,8 @@ class Extraction(NamedTuple):
 
     Args:
         answers: the contents of the boxes after the thinking, in their order; None for a box that no brace closes
-            within MAX_ANSWER_LENGTH characters. Of more than MAX_BOXES boxes, the last MAX_BOXES + 1.
-        finished: whether the response ends neither in its thinking nor in a box.
+            within MAX_ANSWER_LENGTH characters. Of more than MAX_BOXES boxes, only the last MAX_BOXES + 1 are here.
+        finished: whether the response ends its thinking, and the last of its boxes within MAX_ANSWER_LENGTH characters.
     """
 
     answers: list[str | None]
@@ -99,9 +127,9 @@ def extract_answers(response: Any) -> Extraction:
     """Return the answers in a response. Anything but a text is taken for an empty response."""
     final_text = final_part(response) if isinstance(response, str) else ""
     if final_text is None:
-        # It ends in its thinking.
+        # The response ends inside its thinking.
         return Extraction(answers=[], finished=False)
-    # One more than allowed shows that there are too many; the last ones are enough for that, which bounds the work.
+    # One box more than MAX_BOXES shows that there are too many. The others are left out, which bounds the work.
     openings = deque(BOX.finditer(final_text), maxlen=MAX_BOXES + 1)
     answers = []
     for opening in openings:
@@ -109,7 +137,7 @@ def extract_answers(response: Any) -> Extraction:
         answers.append(None if content is None else content.strip())
     if answers:
         return Extraction(answers=answers, finished=answers[-1] is not None)
-    # A text may mention the command without a brace. At the very end, the brace was cut off.
+    # A response may mention the command without a brace. At its very end, however, the brace was cut off.
     ends_in_box = final_text.rstrip().endswith(BOXED)
     return Extraction(answers=[], finished=not ends_in_box)
 
@@ -125,10 +153,12 @@ def _score(
     """Score a response as `compute_score` describes it.
 
     Args:
-        is_equal: compares an answer with the accepted ones; None is no verdict.
+        is_equal: `is_equivalent` or `equal_answers`. It compares an answer with the accepted ones, and returns None if
+            it reaches no verdict.
         wants_one_answer: whether the format asks that all boxes have the same content.
     """
     answers, finished = extract_answers(response)
+    # The flag may also be numpy's True, which equals Python's. Any other value, such as a list, means nothing.
     was_cut_off = isinstance(extra_info, Mapping) and extra_info.get("truncated") in (True, 1)
     has_format = bool(answers) and bool(answers[-1]) and not was_cut_off
     if wants_one_answer and not _have_one_content(answers):
@@ -147,5 +177,5 @@ def _score(
 
 
 def _have_one_content(answers: list[str | None]) -> bool:
-    """Return whether there is at least one box, not more than MAX_BOXES, and all have the same content."""
+    """Return whether there is at least one box, there are at most MAX_BOXES, and all have the same content."""
     return len(answers) <= MAX_BOXES and len(set(answers)) == 1
