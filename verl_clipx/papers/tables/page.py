@@ -7,11 +7,11 @@ MINUS = "\u2212"
 
 @dataclass(frozen=True)
 class Cell:
-    """The texts of a cell; a text is empty if there is no number.
+    """The two texts of a cell. A text without a number is empty.
 
     Args:
-        plain: in the table of numbers, the expected one; in the table of differences, one that is not significant.
-        bold: in the table of numbers, the measured one; in the table of differences, a significant one.
+        plain: the expected number, or, in the table of differences, a difference that is not significant.
+        bold: the measured number, or, in the table of differences, a significant difference.
     """
 
     plain: str
@@ -20,20 +20,20 @@ class Cell:
 
 @dataclass(frozen=True)
 class Page:
-    """The texts of a table."""
+    """The texts of a table.
+
+    Args:
+        head: for each column its heading and the marks of its footnotes.
+        rows: for each row its heading, the marks of its footnotes, and its cells.
+        below: the lines below the table.
+        footnotes: for each footnote its mark and its text.
+    """
 
     title: str
     head: list[tuple[str, tuple[str, ...]]]
-    """Headings of the columns, with the marks of their footnotes."""
-
     rows: list[tuple[str, tuple[str, ...], list[Cell]]]
-    """For each row its heading, the marks of its footnotes, and its cells."""
-
     below: list[str]
-    """Lines below the table."""
-
     footnotes: list[tuple[str, str]]
-    """Mark and text of each footnote."""
 
 
 def printed(value: float | None, digits: int, sign: str = "-") -> str:

@@ -11,6 +11,9 @@ from verl_clipx.papers.tables.definition import Column, Row, Table
 from verl_clipx.papers.tables.page import Cell, Page, printed
 from verl_clipx.papers.tables.significance import CellKey, significance_page
 
+_UNIT_SIGNS = {"percent": "%", "fraction": "fraction", "seconds": "s", "number": "number"}
+"""What is printed for a table's unit."""
+
 
 def render(table: Table, results: Mapping[str, Any] | None) -> str:
     """Return a table as Markdown.
@@ -31,15 +34,19 @@ def render(table: Table, results: Mapping[str, Any] | None) -> str:
 
 
 def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
-    """Build the page of a table, before it becomes Markdown. The arguments are those of `render`."""
+    """Build the page of a table, before it becomes Markdown.
+
+    Args:
+        table, results: as for `render`.
+    """
     cells = _cells_by_place(results)
-    # If the numbers of seeds differ, each cell shows its own.
+    # If the intervals are over different numbers of seeds, each cell shows its own number.
     seed_counts = {len(cell["seeds"]) for cell in cells.values() if cell.get("interval") and cell["seeds"]}
     shows_seeds = len(seed_counts) > 1
 
     notes_with_mark = [note for note in table.footnotes if note.rows or note.columns]
     notes_on_table = [note for note in table.footnotes if not note.rows and not note.columns]
-    # There are more marks than notes.
+    # There are more marks than notes. The rest of the marks is not used.
     note_by_mark = dict(zip(marks(), notes_with_mark, strict=False))
 
     head = []
@@ -72,11 +79,14 @@ def marks() -> Iterator[str]:
 
 
 def cells_of(table: Table, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return every cell with a number as JSON values.
+    """Return the cells that have an expected or a measured number, as JSON values.
+
+    Args:
+        table, results: as for `render`.
 
     Returns:
-        For each cell its row and column; the expected number, or None; and what was measured, as `collect` returns it,
-        or None.
+        For each cell `row`; `column`; `expected`, the paper's number or None; and `measured`, the cell as `collect`
+        returns it, or None.
     """
     cells = _cells_by_place(results)
     cells_with_a_number = []
@@ -94,7 +104,7 @@ def cells_of(table: Table, results: Mapping[str, Any] | None) -> list[dict[str, 
 
 
 def _cells_by_place(results: Mapping[str, Any] | None) -> dict[CellKey, Mapping[str, Any]]:
-    """Return the cells of the results by the names of row and column; empty without results."""
+    """Return the cells of the results by the names of their row and column; empty without results."""
     if not results:
         return {}
     return {(cell["row"], cell["column"]): cell for cell in results["cells"]}
@@ -105,8 +115,8 @@ def _build_cell(table: Table, row: Row, column: Column, cell: Mapping[str, Any],
 
     Args:
         table, row, column: the cell's place.
-        cell: what was measured, as `collect` returns it; empty without a run.
-        shows_seeds: whether the cell shows over how many seeds its interval is.
+        cell: the cell as `collect` returns it; empty without results.
+        shows_seeds: whether the cell shows the number of seeds that its interval is over.
     """
     digits = table.digits_of(column)
     expected = printed(table.expected(row, column), digits)
@@ -132,9 +142,12 @@ def _lines_below(table: Table, results: Mapping[str, Any] | None, cells: list[Ma
     """Return the lines below a table.
 
     They say its source and unit, what a cell shows, how the intervals were made, and which runs the numbers are from.
+
+    Args:
+        cells: the cells of the results; empty without results.
     """
-    unit = {"percent": "%", "fraction": "fraction", "seconds": "s", "number": "number"}[table.unit]
-    lines = [f"{table.source}. {table.metric[0].upper()}{table.metric[1:]} ({unit})."]
+    metric = table.metric[0].upper() + table.metric[1:]
+    lines = [f"{table.source}. {metric} ({_UNIT_SIGNS[table.unit]})."]
     measured = [cell for cell in cells if "mean" in cell]
     has_expected = any(row.expected for row in table.rows)
     # Measured numbers alone need no explanation.
@@ -146,13 +159,14 @@ def _lines_below(table: Table, results: Mapping[str, Any] | None, cells: list[Ma
         lines.append("The paper's numbers; nothing has been measured.")
     elif not measured:
         lines.append("Nothing has been measured.")
-    cells_by_interval: Counter[tuple[int, str]] = Counter()
+    # The number of cells with each kind of interval: the number of seeds, and what the interval is over.
+    cell_counts: Counter[tuple[int, str]] = Counter()
     for cell in measured:
         if cell["interval"]:
-            # An interval over questions is the same kind for one training and for a model that nothing trains.
+            # An interval over questions is of the same kind for one training and for a model that nothing trains.
             seed_count = 0 if cell["interval"] == QUESTIONS else len(cell["seeds"])
-            cells_by_interval[seed_count, cell["interval"]] += 1
-    for (seed_count, interval), cell_count in sorted(cells_by_interval.items()):
+            cell_counts[seed_count, cell["interval"]] += 1
+    for (seed_count, interval), cell_count in sorted(cell_counts.items()):
         of_cells = "1 cell" if cell_count == 1 else f"{cell_count} cells"
         lines.append(f"95 % intervals of {of_cells}: {_describe_interval(interval, seed_count)}.")
     if results:
@@ -164,7 +178,8 @@ def _describe_interval(interval: str, seed_count: int) -> str:
     """Return how an interval was made.
 
     Args:
-        interval: what it is over, as `collect` returns it.
+        interval: what the interval is over, as a cell of the results says it.
+        seed_count: the number of seeds that it is over; 0 for an interval over questions.
     """
     if interval == QUESTIONS:
         return "Student's t over questions"

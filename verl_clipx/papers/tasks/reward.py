@@ -16,8 +16,11 @@ from verl_clipx.papers.tasks.catalog import TASKS, definitions
 Reward = Callable[..., dict[str, float]]
 
 PARTS = ("score", "acc", "format")
-"""Parts that the reward of every task returns. verl assumes that all rows of a batch have the keys of the first one, so
-in a batch of several tasks any other part would be missing from some rows."""
+"""The parts that the reward of every task returns.
+
+verl assumes that all rows of a batch have the keys of the first one. In a batch of several tasks, some rows would lack
+any other part.
+"""
 
 
 def compute_score(

@@ -1,8 +1,10 @@
-"""Rewards of the sums task: `compute_score` wants the sum and nothing else, the other one reads the last number.
+"""Rewards of the sums task.
 
-Early in a training a policy gains most by form: it stops explaining, and answers with a number alone. Of the values
-that both rewards return, `format` measures only that; `skill` measures whether the policy can add, in whatever form it
-answers.
+`compute_score` wants the sum and nothing else. `compute_score_of_last_answer` reads the last number of a response.
+
+Early in a training a policy gains most by form: it stops explaining, and answers with a number alone. Both rewards also
+return `format`, which measures only the form, and `skill`, which measures whether the policy can add, whatever the form
+of its response.
 """
 
 import re
@@ -10,29 +12,36 @@ from typing import Any
 
 from verl_clipx.papers.responses import final_part
 
-# Longer responses are not searched for numbers, which bounds the work. Sums have at most three digits, so that this
-# leaves room for some words around one.
 MAX_ANSWER_LENGTH = 256
+"""In characters. What follows the thinking is not searched for numbers if it is longer, which bounds the work.
+
+A sum has at most three digits, so there is room for some words around it.
+"""
 
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?", re.ASCII)
 
 
-# verl passes every argument to every reward; these two need neither `data_source` nor `extra_info`.
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
 ) -> dict[str, float]:
-    """Score one response; never raises.
+    """Score one response 1.0 if it is the sum and nothing else, else 0.0. No response raises an error.
+
+    The thinking at the beginning of a response does not count.
 
     Args:
+        solution_str: the response.
         ground_truth: the sum, as text.
+        data_source, extra_info, kwargs: not used. verl passes them to every reward.
 
     Returns:
-        `score` and `acc`: 1.0 if the response is the sum and nothing else; `format`: 1.0 if it is a number and nothing
-        else; `skill`: 1.0 if the last number in it is right, whatever surrounds it. All are 0.0 for a response that
-        does not end its thinking, or is longer than MAX_ANSWER_LENGTH.
+        `score` and `acc`: 1.0 if the response is the sum and nothing else.
+        `format`: 1.0 if the response is a number and nothing else.
+        `skill`: 1.0 if the last number in the response is right.
+        All are 0.0 otherwise, and for a response that does not end its thinking or has more than MAX_ANSWER_LENGTH
+        characters after it.
     """
-    text = final_part(solution_str) if isinstance(solution_str, str) else None
-    answer = (text or "").strip()
+    final = final_part(solution_str) if isinstance(solution_str, str) else None
+    answer = "" if final is None else final.strip()
     numbers = []
     if len(answer) <= MAX_ANSWER_LENGTH:
         numbers = _NUMBER.findall(answer)
@@ -50,18 +59,27 @@ def compute_score(
 def compute_score_of_last_answer(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
 ) -> dict[str, float]:
-    """Score the last number in one response, whatever surrounds it; never raises.
+    """Score one response 1.0 if its last number is the sum, else 0.0. No response raises an error.
 
-    A policy earns this reward from the start, before it has learnt the form that `compute_score` asks for.
+    A policy earns this reward from the start, before it has learnt the form that `compute_score` asks for. There may be
+    words around the number, but not more than MAX_ANSWER_LENGTH characters after the thinking.
+
+    Args:
+        data_source, solution_str, ground_truth, extra_info, kwargs: as for `compute_score`.
 
     Returns:
-        `score`, `acc` and `skill`: 1.0 if the last number is right; `format`: as for `compute_score`.
+        `score`, `acc` and `skill`: the `skill` of `compute_score`.
+        `format`: as for `compute_score`.
     """
     scores = compute_score(data_source, solution_str, ground_truth)
     return {**scores, "score": scores["skill"], "acc": scores["skill"]}
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """See `verl_clipx.papers.tasks.reward.check_ground_truth`; the data source makes no difference."""
+    """Raise ValueError unless the ground truth is a text of digits.
+
+    Args:
+        data_source: makes no difference. See `verl_clipx.papers.tasks.reward.check_ground_truth`.
+    """
     if not isinstance(ground_truth, str) or not ground_truth.isdecimal():
         raise ValueError(f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): sums need the sum as text")
