@@ -90,7 +90,7 @@ _REFUSED = re.compile(
 _NORMALISATION = replace(LatexExtractionConfig().normalization_config, boxed="none", units=False)
 _TRIGONOMETRIC = {rf"\{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc")}
 
-# What `_protect` looks at, so that the grammar does not misread it:
+# `_protect` looks at what these patterns match, so that the grammar does not misread it.
 # A variable or a number with primes, which math-verify drops.
 _PRIMED = r"(?P<primed>\\[A-Za-z]+|[A-Za-z]|\d)(?P<index>_(?:\w|\{[^{}]*\}))?(?P<primes>'+)"
 # A command with the text, the name or the accented letter to which it belongs.
@@ -224,7 +224,7 @@ def _are_equal(gold: str, answer: str, strict: bool) -> bool:
         if not equation.free_symbols and _differ(equation.lhs.doit(), equation.rhs.doit()):
             return False
     only_one_has_equations = right.has(Equality) != given.has(Equality)
-    if only_one_has_equations and not (_name_values(right) and _name_values(given)):
+    if only_one_has_equations and not (_equations_name_values(right) and _equations_name_values(given)):
         return False
     # One assignment, because both calls need the other answer before it is changed.
     right, given = _named_value(right, given), _named_value(given, right)
@@ -455,9 +455,10 @@ def _evaluate(expression: Expr, point: dict[Symbol, float]) -> mpc:
     return mpc(Float(real), Float(imaginary))
 
 
-def _name_values(expression: Any) -> bool:
-    """Return whether every equation in an expression has on its left the name of a value, or only numbers."""
-    return all(_is_name(equation.lhs) or not equation.lhs.free_symbols for equation in expression.atoms(Equality))
+def _equations_name_values(expression: Any) -> bool:
+    """Return whether the left side of every equation in an expression is the name of a value, or has only numbers."""
+    sides = [equation.lhs for equation in expression.atoms(Equality)]
+    return all(_is_name(side) or not side.free_symbols for side in sides)
 
 
 def _is_name(side: Any) -> bool:

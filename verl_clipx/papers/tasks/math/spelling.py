@@ -12,9 +12,10 @@ from importlib.resources import files
 
 import yaml
 
-# Longer literals are compared only as text, so that no response can demand expensive exact arithmetic.
 MAX_NUMBER_LENGTH = 100
+"""In characters. A longer number is only compared as text, so that exact arithmetic costs little, whatever it is."""
 
+# The commands whose braces have text.
 TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s{0,4}"
 SPELLINGS = yaml.safe_load(files("verl_clipx.papers.tasks.math").joinpath("spellings.yaml").read_text(encoding="utf-8"))
 
@@ -37,10 +38,12 @@ def _spell_entry(entry: str) -> str:
     return entry
 
 
+# What replaces each unusual character.
 _CHARACTERS = {}
 for _pair in SPELLINGS["characters"].split():
     # A pair is a character, an equals sign and the entry, in which there may be another equals sign.
     _CHARACTERS[_pair[0]] = _spell_entry(_pair[2:])
+# The numbers in words, from "zero" on.
 NUMERALS = SPELLINGS["numerals"].split()
 # Unicode's names for the form of raised and lowered characters, and what TeX writes before such characters.
 _OPERATOR_OF_FORM = {"<super>": "^", "<sub>": "_"}
@@ -105,22 +108,32 @@ def _joins_inequalities(text: str) -> bool:
 
 
 def _write_joint(match: re.Match[str]) -> str:
-    r"""Return `\land` for "and" and the signs that mean it, among them `\cap`, and `\lor` for "or" and the like."""
+    r"""Return `\land` for "and" and the signs that mean it, among them `\cap`, and `\lor` for "or" and the like.
+
+    Args:
+        match: of _JOINT, in which the only group that took part has the word, or the command without its backslash.
+    """
     word = match[match.lastindex]
-    return r"\land " if word in ("and", "land", "wedge", "cap") else r"\lor "
+    if word in ("and", "land", "wedge", "cap"):
+        return r"\land "
+    return r"\lor "
 
 
-def _write_digits(number: re.Match[str]) -> str:
-    """Return the digits of a number such as 10{,}236."""
-    return re.sub(r"\D", "", number[0])
+def _write_digits(match: re.Match[str]) -> str:
+    """Return the digits of a number such as 10{,}236.
+
+    Args:
+        match: of _GROUPED.
+    """
+    return re.sub(r"\D", "", match[0])
 
 
 @lru_cache(maxsize=4096)
 def _fold(character: str) -> str:
     """Return a character's usual spelling: LaTeX's, or the plain characters of which it is only another form.
 
-    ² becomes ^⁅2⁆, and ₁ becomes _⁅1⁆. Letters in circles, numbers in brackets and Roman numerals stay, because ① and ③
-    would become 13.
+    ² becomes ^⁅2⁆, and ₁ becomes _⁅1⁆, for `_write_raised_or_lowered`. Letters in circles, numbers in brackets and
+    Roman numerals stay as they are. Otherwise ①③ would become 13.
     """
     if character in _CHARACTERS:
         return _CHARACTERS[character]
@@ -128,7 +141,7 @@ def _fold(character: str) -> str:
         return character
     greek = re.fullmatch("GREEK (SMALL|CAPITAL) LETTER ([A-Z]+)", unicodedata.name(character, ""))
     if greek:
-        # Unicode's name for lambda.
+        # Unicode spells the name of lambda without a B.
         letter = greek[2].replace("LAMDA", "LAMBDA")
         command = letter.lower() if greek[1] == "SMALL" else letter.title()
         return f"\\{command} "
@@ -147,30 +160,38 @@ def _fold(character: str) -> str:
     return folded
 
 
-def _write_raised_or_lowered(characters: re.Match[str]) -> str:
-    """Return raised or lowered characters in TeX's spelling: x^⁅2⁆^⁅0⁆ is x^{20}.
+def _write_raised_or_lowered(match: re.Match[str]) -> str:
+    """Return raised or lowered characters in TeX's spelling: x^⁅2⁆^⁅0⁆ becomes x^{20}.
 
-    A single character has braces only if a digit follows.
+    A single character gets no braces, unless a digit follows: x²3 would become x^23, which reads like a power of 23.
+
+    Args:
+        match: of _RAISED_OR_LOWERED.
     """
-    # Between two characters stands ⁆^⁅ or ⁆_⁅; before the first one ^⁅ or _⁅, after the last one ⁆.
-    content = re.sub("⁆[_^]⁅", "", characters[0])[2:-1]
-    end = characters.end()
-    digit_follows = characters.string[end : end + 1].isdecimal()
+    operator = match[1]
+    # Leave out the operators and brackets between the characters, then those around them.
+    content = match[0].replace(f"⁆{operator}⁅", "")
+    content = content.removeprefix(f"{operator}⁅").removesuffix("⁆")
+    digit_follows = match.string[match.end() : match.end() + 1].isdecimal()
     if len(content) > 1 or digit_follows:
         content = f"{{{content}}}"
-    operator = characters[1]
     return operator + content
 
 
-def _write_root(root: re.Match[str]) -> str:
-    r"""Return a root such as ³√(2+√3) in TeX's spelling, here `\sqrt[3]{2+\sqrt{3}}`."""
-    raised_degree, bracketed_degree, in_brackets, number = root.groups()
+def _write_root(match: re.Match[str]) -> str:
+    r"""Return a root such as ³√(2+√3) in TeX's spelling, here `\sqrt[3]{2+\sqrt{3}}`.
+
+    Args:
+        match: of _ROOT.
+    """
+    raised_degree, bracketed_degree, in_brackets, number = match.groups()
     if bracketed_degree:
         degree = bracketed_degree
     elif raised_degree:
         degree = f"[{raised_degree}]"
     else:
         degree = ""
+    # There may be roots in brackets.
     content = _ROOT.sub(_write_root, in_brackets or number or "")
     return rf"\sqrt{degree}{{{content}}}"
 
@@ -178,7 +199,8 @@ def _write_root(root: re.Match[str]) -> str:
 def is_word(*spellings: str) -> bool:
     """Return whether spellings that differ at most in their case are one word, or the same words.
 
-    Mgh and mgh are not a word, because words have a vowel. Nor are ABC and abc: ABC may be the points of a figure.
+    Mgh and mgh are no word, because words have a vowel. ABC and abc are not one word, because ABC may be the points of
+    a figure.
     """
     if not all(_WORD.fullmatch(spelling) for spelling in spellings):
         return False
@@ -190,9 +212,14 @@ def is_word(*spellings: str) -> bool:
     return not (only_some_in_capitals and may_be_points)
 
 
-def _write_fraction(repeating: re.Match[str]) -> str:
-    r"""Return a decimal such as `0.1\overline{6}` as a fraction: 0.1666… is (16 - 1) / 90."""
-    whole, once, period = repeating.groups()
+def _write_fraction(match: re.Match[str]) -> str:
+    r"""Return a decimal such as `0.1\overline{6}` as a fraction: 0.1666… is (16 - 1) / 90.
+
+    Args:
+        match: of _REPEATING.
+    """
+    # The digits before the point, those that come once, and those that repeat.
+    whole, once, period = match.groups()
     top = int(whole + once + period) - int(whole + once)
     bottom = (10 ** len(period) - 1) * 10 ** len(once)
     value = Fraction(top, bottom)
@@ -200,7 +227,11 @@ def _write_fraction(repeating: re.Match[str]) -> str:
 
 
 def canonical(cleaned: str) -> str:
-    r"""Return the spelling of a cleaned answer by which texts are compared: without `\text{}` and needless blanks."""
+    r"""Return the spelling by which answers are compared as texts: without `\text{}` and needless blanks.
+
+    Args:
+        cleaned: an answer as `clean` returns it.
+    """
     unwrapped = re.sub(rf"{TEXT}\{{([^{{}}\\]*)\}}", r"\1", cleaned)
     return _SPACE_OUTSIDE_WORDS.sub("", unwrapped)
 
@@ -212,8 +243,8 @@ def parse_number(cleaned: str) -> tuple[Fraction, Fraction] | None:
         cleaned: an answer as `clean` returns it. Only ASCII digits are read.
 
     Returns:
-        The exact value, and the value without the percent sign: 1/2 and 50 for "50%". None for anything else, and for a
-        text longer than MAX_NUMBER_LENGTH.
+        The exact value, and the value if a percent sign is ignored: 1/2 and 50 for "50%". None for anything else, and
+        for a text longer than MAX_NUMBER_LENGTH.
     """
     word = canonical(cleaned).casefold()
     if word in NUMERALS:
@@ -235,7 +266,11 @@ def parse_number(cleaned: str) -> tuple[Fraction, Fraction] | None:
 
 
 def _fraction_value(match: re.Match[str]) -> Fraction | None:
-    """Return the value of a fraction or mixed number; None if it divides by zero, or may be a product."""
+    """Return the value of a fraction or mixed number; None if it divides by zero, or may be a product.
+
+    Args:
+        match: of _NUMBER, with `top` and `bottom`. A mixed number also has `whole`.
+    """
     top = int(match["top"])
     bottom = int(match["bottom"])
     if bottom == 0:
@@ -249,7 +284,12 @@ def _fraction_value(match: re.Match[str]) -> Fraction | None:
 
 
 def _decimal_value(match: re.Match[str]) -> Fraction:
-    """Return the value of a decimal, of a decimal times a power of ten, or of a power of ten."""
+    """Return the value of a decimal, of a decimal times a power of ten, or of a power of ten.
+
+    Args:
+        match: of _NUMBER, without `top`. It has `digits`, or else the exponent `ten`. With `digits`, it may also have
+            the exponent `power`.
+    """
     digits = match["digits"] or "1"
     power = match["power"] or match["ten"] or "0"
     return Fraction(re.sub(r"[{}, ]", "", f"{digits}e{power}"))
