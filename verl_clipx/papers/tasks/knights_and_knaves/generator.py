@@ -14,6 +14,8 @@ def generate_puzzles(people: int, count: int, seed: int, split: Split, operators
     """Draw puzzles of one size and split, no two with the same key.
 
     Args:
+        people: the number of people, MIN_PEOPLE to MAX_PEOPLE.
+        count: the number of puzzles.
         seed: determines the puzzles. A shorter list is the beginning of a longer one.
         operators: those of `OPERATORS` that people use.
 
@@ -32,23 +34,27 @@ def generate_puzzles(people: int, count: int, seed: int, split: Split, operators
 def draw_puzzles(people: int, seed: int, split: Split, operators: tuple[str, ...]) -> Iterator[Puzzle]:
     """Yield puzzles of one size and split, endlessly. The same puzzle may appear again, also in another wording.
 
+    Args:
+        people, seed, split, operators: as for `generate_puzzles`.
+
     Raises:
         ValueError: at the first draw, if `people` is out of range; later, if no puzzle can be found.
     """
     if type(people) is not int or not MIN_PEOPLE <= people <= MAX_PEOPLE:
         raise ValueError(f"people={people!r} is not an integer from {MIN_PEOPLE} to {MAX_PEOPLE}; give one of those")
     rng = random.Random(f"knights-and-knaves-{people}-{split}-{seed}")
-    fruitless = 0
-    while fruitless < MAX_FRUITLESS_DRAWS:
+    # The number of draws since the last puzzle.
+    fruitless_draws = 0
+    while fruitless_draws < MAX_FRUITLESS_DRAWS:
         statements = tuple(_draw_statement(rng, person, people, operators) for person in range(people))
         solutions = solve(statements)
         if len(solutions) == 1:
             puzzle = Puzzle(statements, solutions[0])
             if split_of(puzzle) == split:
-                fruitless = 0
+                fruitless_draws = 0
                 yield puzzle
                 continue
-        fruitless += 1
+        fruitless_draws += 1
     raise ValueError(
         f"no {split} puzzle of {people} people came up in {MAX_FRUITLESS_DRAWS} draws with {operators}; "
         "ask for more people or more operators"
@@ -56,15 +62,23 @@ def draw_puzzles(people: int, seed: int, split: Split, operators: tuple[str, ...
 
 
 def _draw_statement(rng: random.Random, speaker: int, people: int, operators: tuple[str, ...]) -> Statement:
-    """Draw a plain statement, or an operator on plain statements, all with equal probability."""
+    """Draw a plain statement, or an operator on plain statements. Each operator is as likely as no operator.
+
+    Args:
+        speaker: the number of the person who says it.
+        people: the number of people.
+        operators: the operators to choose from; empty for a plain statement.
+    """
     operator = rng.choice(("plain", *operators)) if operators else "plain"
     if operator == "plain":
-        # "I am a knave" can be said by nobody.
-        leaves = [(kind, person) for person in range(people) for kind in LEAVES if (kind, person) != ("knave", speaker)]
+        leaves = [(kind, person) for person in range(people) for kind in LEAVES]
+        # Nobody can say "I am a knave".
+        leaves.remove(("knave", speaker))
         return rng.choice(leaves)
     left = _draw_statement(rng, speaker, people, ())
     if operator == "not":
         return ("not", left)
-    while (right := _draw_statement(rng, speaker, people, ())) == left:
-        pass
+    right = _draw_statement(rng, speaker, people, ())
+    while right == left:
+        right = _draw_statement(rng, speaker, people, ())
     return (operator, left, right)

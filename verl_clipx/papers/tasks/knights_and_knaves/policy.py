@@ -48,27 +48,43 @@ def draw_training_puzzles(count: int, seed: int) -> list[Puzzle]:
     this small, that is another example. Whatever the seed, no puzzle is from the test split.
     """
     rng = random.Random(f"sizes-{seed}")
-    draws = {people: draw_puzzles(people, seed, "train", TINY_OPERATORS) for people in (2, 3)}
-    return [next(draws[2 if rng.random() < SHARE_OF_TWO else 3]) for _ in range(count)]
+    draws_by_people = {people: draw_puzzles(people, seed, "train", TINY_OPERATORS) for people in (2, 3)}
+    puzzles = []
+    for _ in range(count):
+        people = 2 if rng.random() < SHARE_OF_TWO else 3
+        puzzles.append(next(draws_by_people[people]))
+    return puzzles
 
 
 def build_examples(puzzles: Sequence[Puzzle], mistakes: float, seed: int) -> list[Example]:
-    """Return one demonstration per puzzle, a share of them without the last person, which the reward cannot read."""
+    """Return one demonstration per puzzle. Some leave out the last person, so that the reward cannot read them.
+
+    Args:
+        mistakes: the share of those that leave out a person, 0 to 1.
+        seed: determines which these are.
+    """
     rng = random.Random(f"mistakes-{seed}")
-    return [
-        Example(
-            build_compact_prompt(puzzle.statements),
-            build_compact_response(puzzle.solution[:-1] if rng.random() < mistakes else puzzle.solution),
-        )
-        for puzzle in puzzles
-    ]
+    examples = []
+    for puzzle in puzzles:
+        is_mistake = rng.random() < mistakes
+        solution = puzzle.solution[:-1] if is_mistake else puzzle.solution
+        prompt = build_compact_prompt(puzzle.statements)
+        examples.append(Example(prompt=prompt, response=build_compact_response(solution)))
+    return examples
 
 
 def fit_policy(
     puzzles: Sequence[Puzzle], mistakes: float, config: WarmStartConfig, cache: Path, num_threads: int
 ) -> Path:
-    """Fit the tiny policy to demonstrations, of which some leave out a person in the end; see `skill_and_habit`."""
-    fits = skill_and_habit(lambda share: build_examples(puzzles, share, config.seed), mistakes, config, HABIT_STEPS)
+    """Return the folder of the tiny policy after its fits to demonstrations, of which the last ones have mistakes.
+
+    See `skill_and_habit`, `build_examples` and `warm_start`.
+    """
+
+    def examples(share: float) -> list[Example]:
+        return build_examples(puzzles, share, config.seed)
+
+    fits = skill_and_habit(examples, mistakes, config, HABIT_STEPS)
     return warm_start(fits, cache, num_threads, build_puzzle_tokenizer(), "knights_and_knaves")
 
 

@@ -49,7 +49,7 @@ def compute_score(
     think_in_prompt: bool | None = None,
     **kwargs: Any,
 ) -> dict[str, float]:
-    """Score one response; never raises and has no state, so any thread may call it.
+    """Score the form and the answer of one response. No response raises an error, and any thread may call it.
 
     Source: Logic-RL's reward as AR-Lopti uses it. The form scores +1 if it is right and -1 if not. The answer scores +2
     if it is right, -1.5 if it is wrong, and -2 if none can be read. In a wrong form no answer counts, so the possible
@@ -60,28 +60,44 @@ def compute_score(
         ground_truth: a line per person, such as "(1) Zoey is a knight", or a mapping with this text as
             `solution_text_format`, as in the released files. With anything else no answer is right.
         think_in_prompt: whether the prompt ends with `<think>`; None accepts responses to either kind of prompt.
+        data_source, extra_info, kwargs: not used. verl passes them to every reward.
 
     Returns:
-        `score`: the total. `acc`: 1.0 if the total is 3, else 0.0, which the papers call accuracy. `format`: 1.0 if
-        each of the four tags occurs exactly once, in order. `parsed`: 1.0 if the form is right and the answer names the
-        kind of each person.
+        `score`: the total.
+        `acc`: 1.0 if the total is 3, else 0.0. The papers call it accuracy.
+        `format`: 1.0 if each of the four tags occurs exactly once, in order.
+        `parsed`: 1.0 if the form is right and the answer names the kind of each person.
     """
     text = _from_think_on(solution_str, think_in_prompt) if isinstance(solution_str, str) else ""
-    places = [text.find(tag) for tag in TAGS]
-    right_format = all(text.count(tag) == 1 for tag in TAGS) and places == sorted(places)
+    tag_positions = [text.find(tag) for tag in TAGS]
+    has_right_form = all(text.count(tag) == 1 for tag in TAGS) and tag_positions == sorted(tag_positions)
     truth = _parse_truth(ground_truth)
-    answer = _parse_answer(text[places[2] + len(TAGS[2]) : places[3]], truth) if right_format else None
-    of_answer = ANSWER_MISSING if answer is None else ANSWER_RIGHT if answer == truth else ANSWER_WRONG
+    answer = None
+    if has_right_form:
+        _, _, opening, closing = tag_positions
+        answer = _parse_answer(text[opening + len("<answer>") : closing], truth)
+    is_right = answer is not None and answer == truth
+    score_of_form = FORMAT_RIGHT if has_right_form else FORMAT_WRONG
+    if answer is None:
+        score_of_answer = ANSWER_MISSING
+    elif is_right:
+        score_of_answer = ANSWER_RIGHT
+    else:
+        score_of_answer = ANSWER_WRONG
     return {
-        "score": (FORMAT_RIGHT if right_format else FORMAT_WRONG) + of_answer,
-        "acc": float(answer is not None and answer == truth),
-        "format": float(right_format),
+        "score": score_of_form + score_of_answer,
+        "acc": float(is_right),
+        "format": float(has_right_form),
         "parsed": float(answer is not None),
     }
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """See `verl_clipx.papers.tasks.reward.check_ground_truth`; the data source makes no difference."""
+    """Raise ValueError for a ground truth that names nobody's kind.
+
+    Args:
+        data_source: makes no difference. See `verl_clipx.papers.tasks.reward.check_ground_truth`.
+    """
     if not _parse_truth(ground_truth):
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): knights and knaves need a line "
@@ -90,29 +106,40 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
 
 
 def _from_think_on(text: str, think_in_prompt: bool | None) -> str:
+    """Return the response with the `<think>` that its prompt has ended with; the module's docstring has the rules.
+
+    Args:
+        text: the response, or prompt and response.
+        think_in_prompt: as for `compute_score`.
+    """
     if text.lstrip().startswith(PROMPT_OPENINGS):
-        places = [(text.find(marker), marker) for marker in ASSISTANT_MARKERS if marker in text]
-        if places:
-            start, marker = min(places)
-            return text[start + len(marker) :]
-    opened = think_in_prompt if think_in_prompt is not None else "<think>" not in text
-    return f"<think>{text}" if opened else text
+        markers = [(text.find(marker), marker) for marker in ASSISTANT_MARKERS if marker in text]
+        if markers:
+            position, marker = min(markers)
+            return text[position + len(marker) :]
+    if think_in_prompt is None:
+        think_in_prompt = "<think>" not in text
+    return f"<think>{text}" if think_in_prompt else text
 
 
 def _parse_answer(text: str, truth: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the kind that an answer gives each person of the truth.
+    """Return the kind that an answer gives each person of the truth, by the person's name in small letters.
 
-    None if somebody is missing, or if the words "knight" and "knave" do not occur exactly as often as there are people,
-    so that naming both kinds of a person does not count.
+    Returns:
+        None if somebody is missing, or if the words "knight" and "knave" do not occur exactly as often as there are
+        people. An answer that names both kinds of a person therefore does not count.
     """
     if not truth or len(text) > MAX_ANSWER_LENGTH or len(_KIND_WORD.findall(text)) != len(truth):
         return None
-    # The first mention of a name counts.
+    # In reverse, so that the first mention of a name replaces later ones.
     claimed = {name.lower(): kind.lower() for name, kind in reversed(_KIND.findall(text))}
-    return {name: claimed[name] for name in truth} if truth.keys() <= claimed.keys() else None
+    if not truth.keys() <= claimed.keys():
+        return None
+    return {name: claimed[name] for name in truth}
 
 
 def _parse_truth(ground_truth: Any) -> dict[str, str]:
+    """Return each person's kind by name, both in small letters; empty for a ground truth that cannot be used."""
     if isinstance(ground_truth, Mapping):
         ground_truth = ground_truth.get("solution_text_format")
     if not isinstance(ground_truth, str) or len(ground_truth) > MAX_ANSWER_LENGTH:
