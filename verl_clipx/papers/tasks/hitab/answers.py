@@ -13,11 +13,20 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
 
-MAX_ANSWER_LENGTH = 2000  # characters that are compared; the longest list of the release has ten entries
-MAX_NUMBER_LENGTH = 60  # characters of a number with its unit
-TOLERANCE = Decimal("1e-5")  # largest absolute difference of two equal numbers, as in the release
-MIN_ROUNDED_DIGITS = 3  # smallest number of significant digits in a rounded number
-LIST_SEPARATOR = "|"  # between several answers, according to the prompt (template table_question)
+MAX_ANSWER_LENGTH = 2000
+"""In characters. The longest list of the release has ten entries."""
+
+MAX_NUMBER_LENGTH = 60
+"""In characters, with the number's unit."""
+
+TOLERANCE = Decimal("1e-5")
+"""Largest absolute difference of two numbers that count as equal, as in the release."""
+
+MIN_ROUNDED_DIGITS = 3
+"""Smallest number of significant digits of a number that may be rounded."""
+
+LIST_SEPARATOR = "|"
+"""Between several answers, as the prompt says (template table_question)."""
 
 # What may separate the parts of an answer, in the order in which it is tried.
 _LIST_SEPARATORS = (re.compile(r"\|"), re.compile(r";"), re.compile(r"\n"), re.compile(r",\s*and\s|,\s|\sand\s"))
@@ -45,13 +54,21 @@ _PERCENT = re.compile(r"%|per ?cent(?:age)?(?: points?)?\b")
 
 @dataclass(frozen=True)
 class Number:
-    """A number as it is written."""
+    """A number as it is written.
 
-    value: Decimal  # as written: 50 for 50%
-    decimals: int  # digits after the point
-    digits: int  # significant digits as written; 0 for a zero
-    unit: str  # the text after it, without a percent sign
-    percent: bool  # whether a percent sign, or the word, follows
+    Args:
+        value: the number without regard to a percent sign: 50 for 50%.
+        decimals: how many digits are after the point.
+        digits: how many significant digits are written; 0 for a zero.
+        unit: the text after the number, without a percent sign.
+        percent: whether a percent sign follows, or the word.
+    """
+
+    value: Decimal
+    decimals: int
+    digits: int
+    unit: str
+    percent: bool
 
 
 def answers_match(answer: str, expected: Sequence[str], *, ratio: bool = False, rounding: bool = False) -> bool:
@@ -192,11 +209,19 @@ def _can_pair(parts: Sequence[str], expected: Sequence[str], are_equal: Callable
     candidates = []
     for part in parts:
         candidates.append([index for index, wanted in enumerate(expected) if are_equal(part, wanted)])
-    # The part that an expected answer was given to, both by index.
+    # From the index of an expected answer to the index of the part that it is paired with so far.
     part_of: dict[int, int] = {}
 
     def assign(part: int, tried: set[int]) -> bool:
-        """Give a part an expected answer that is free, or can be freed; return whether there is one."""
+        """Pair a part with an expected answer that is free, or that another part can give up.
+
+        Args:
+            part: the index of the part.
+            tried: the expected answers that need not be tried again, by index.
+
+        Returns:
+            Whether there was such an answer.
+        """
         for wanted in candidates[part]:
             if wanted in tried:
                 continue

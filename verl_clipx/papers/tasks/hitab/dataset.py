@@ -17,8 +17,10 @@ from verl_clipx.papers.tasks.hitab.table import SEPARATOR_IN_CELLS, table_text
 from verl_clipx.papers.tasks.records import read_jsonl
 from verl_clipx.papers.tasks.templates import template_named
 
+# Words of a question that asks for a share.
 _SHARE = re.compile(r"%|\bper ?cent|percentage|proportion|\bshare\b|\brate\b", re.IGNORECASE)
 
+# The fields that each sample must have.
 _FIELDS = ("id", "table_id", "question", "answer", "aggregation")
 
 
@@ -43,6 +45,11 @@ def checked_rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Ro
 
 
 def _rows(source: Path | None, file: str, split: str, prompt: str, order: int | None = None) -> Iterator[Row]:
+    """Yield the questions of a file of samples; see `release_rows`.
+
+    Args:
+        file: the name of the file.
+    """
     if source is None:
         raise FileNotFoundError(
             "HiTab is not on the hub in this form. Clone the repository microsoft/HiTab from GitHub and give its folder"
@@ -53,12 +60,16 @@ def _rows(source: Path | None, file: str, split: str, prompt: str, order: int | 
         raise FileNotFoundError(f"{samples} does not exist; give the release's repository or its folder data/")
     readers = _table_readers(folder)
 
+    # Several questions are about the same table.
     @lru_cache(maxsize=64)
-    def table(table_id: str) -> str:
-        if f"{table_id}.json" not in readers:
+    def read_table(table_id: str) -> str:
+        """Return the text of a table."""
+        name = f"{table_id}.json"
+        if name not in readers:
             raise FileNotFoundError(f"{folder}: table {table_id!r} does not exist")
         try:
-            return table_text(parse_json(readers[f"{table_id}.json"](), f"{table_id}.json"))
+            content = readers[name]()
+            return table_text(parse_json(content, name))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{folder}, table {table_id!r}: {type(error).__name__}: {error}; is it one of tables/raw?"
@@ -73,7 +84,7 @@ def _rows(source: Path | None, file: str, split: str, prompt: str, order: int | 
         if missing or not sample["answer"]:
             raise ValueError(f"{where}: it has no {', '.join(missing) or 'answer'}; is it a file of HiTab's samples?")
         if isinstance(sample["question"], str):
-            yield _row(sample, table(sample["table_id"]), index, split, prompt)
+            yield _build_row(sample, read_table(sample["table_id"]), index, split, prompt)
         else:
             # In one of the corrected test samples, the question is its former answer.
             warnings.warn(
@@ -81,7 +92,16 @@ def _rows(source: Path | None, file: str, split: str, prompt: str, order: int | 
             )
 
 
-def _row(sample: dict[str, Any], table: str, index: int, split: str, prompt: str) -> Row:
+def _build_row(sample: dict[str, Any], table: str, index: int, split: str, prompt: str) -> Row:
+    """Return the row of a sample.
+
+    Args:
+        sample: a sample of the release.
+        table: the text of its table.
+        index: the place of the sample in its file.
+        prompt: name of the template.
+    """
+    # The names of the operations by which the answer is computed from the table.
     aggregation = sample["aggregation"]
     truth = {
         "answers": [_answer_text(answer) for answer in sample["answer"]],
@@ -106,13 +126,19 @@ def _row(sample: dict[str, Any], table: str, index: int, split: str, prompt: str
 
 
 def _answer_text(answer: Any) -> str:
+    """Return an answer of the release as text: 5.0 as 5, and a vertical bar as in the table's cells."""
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
     return str(answer).replace(LIST_SEPARATOR, SEPARATOR_IN_CELLS)
 
 
 def _table_readers(folder: Path) -> dict[str, Callable[[], bytes]]:
-    """Return what reads each table, by file name."""
+    """Return for each table's file name a function that returns the content of the file.
+
+    Raises:
+        FileNotFoundError: the folder has no tables.
+        ValueError: the archive of the tables is damaged.
+    """
     unpacked = folder / "tables" / "raw"
     packed = folder / "tables.zip"
     if unpacked.is_dir():
@@ -123,4 +149,9 @@ def _table_readers(folder: Path) -> dict[str, Callable[[], bytes]]:
         archive = zipfile.ZipFile(packed)
     except zipfile.BadZipFile as error:
         raise ValueError(f"{packed}: {error}; is the copy complete (git lfs)?") from None
-    return {name.rpartition("raw/")[2]: partial(archive.read, name) for name in archive.namelist() if "raw/" in name}
+    readers = {}
+    for path in archive.namelist():
+        _, folder_name, name = path.rpartition("raw/")
+        if folder_name:
+            readers[name] = partial(archive.read, path)
+    return readers
