@@ -4,6 +4,7 @@ A problem is a multiset of numbers and a target. The generator first draws an ex
 every problem comes with a solution. As in the game, intermediate results are whole numbers and never negative.
 """
 
+import operator
 import random
 from dataclasses import dataclass
 from itertools import repeat
@@ -12,7 +13,9 @@ from verl_clipx.papers.tasks.splits import Split, draw_distinct
 
 OPERATORS = "+-*/"
 
+# The operators' precedence. A number, which has no operator, never needs parentheses.
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "": 3}
+_FUNCTIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class _Term:
+    """An expression with its value.
+
+    Args:
+        outermost: the operator that is computed last; "" for a number.
+    """
+
     value: int
     text: str
-    operator: str
-    """The outermost operator; "" for a number."""
+    outermost: str
 
 
 def generate_problems(config: CountdownConfig, count: int, seed: int, split: Split) -> list[Problem]:
@@ -113,6 +121,7 @@ def draw_unfinished_attempt(problem: Problem, operators: str, rng: random.Random
 
 
 def _draw_problem(config: CountdownConfig, rng: random.Random) -> Problem | None:
+    """Draw numbers and an expression of them. Return None if its value, or one on the way to it, is not allowed."""
     size = rng.randint(config.min_numbers, config.max_numbers)
     numbers = [rng.randint(config.min_value, config.max_value) for _ in range(size)]
     term = _draw_expression(numbers, config.operators, rng)
@@ -120,12 +129,13 @@ def _draw_problem(config: CountdownConfig, rng: random.Random) -> Problem | None
         return None
     # The prompt must not give away the order in which the solution uses the numbers.
     rng.shuffle(numbers)
-    return Problem(tuple(numbers), term.value, term.text)
+    return Problem(numbers=tuple(numbers), target=term.value, solution=term.text)
 
 
 def _draw_expression(numbers: list[int], operators: str, rng: random.Random) -> _Term | None:
+    """Draw an expression that uses the numbers in this order. Return None as `_combine` does."""
     if len(numbers) == 1:
-        return _Term(numbers[0], str(numbers[0]), "")
+        return _Term(value=numbers[0], text=str(numbers[0]), outermost="")
     cut = rng.randint(1, len(numbers) - 1)
     left = _draw_expression(numbers[:cut], operators, rng)
     right = _draw_expression(numbers[cut:], operators, rng)
@@ -134,18 +144,25 @@ def _draw_expression(numbers: list[int], operators: str, rng: random.Random) -> 
     return _combine(left, rng.choice(operators), right)
 
 
-def _combine(left: _Term, operator: str, right: _Term) -> _Term | None:
-    if operator == "/" and (right.value == 0 or left.value % right.value):
+def _combine(left: _Term, sign: str, right: _Term) -> _Term | None:
+    """Return two expressions joined by an operator; None if the value is negative or no whole number.
+
+    Args:
+        sign: the operator.
+    """
+    if sign == "/" and (right.value == 0 or left.value % right.value != 0):
         return None
-    value = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}[operator](
-        left.value, right.value
-    )
+    value = _FUNCTIONS[sign](left.value, right.value)
     if value < 0:
         return None
-    level = _PRECEDENCE[operator]
-    of_right = _PRECEDENCE[right.operator]
-    left_text = f"({left.text})" if _PRECEDENCE[left.operator] < level else left.text
-    # On the right of - and /, an operator of the same precedence needs parentheses too.
-    needs_parentheses = of_right < level or (of_right == level and operator in "-/")
-    right_text = f"({right.text})" if needs_parentheses else right.text
-    return _Term(value, f"{left_text}{operator}{right_text}", operator)
+    precedence = _PRECEDENCE[sign]
+    left_precedence = _PRECEDENCE[left.outermost]
+    right_precedence = _PRECEDENCE[right.outermost]
+    left_text = left.text
+    if left_precedence < precedence:
+        left_text = f"({left_text})"
+    right_text = right.text
+    # On the right of - and /, an operator of the same precedence needs parentheses, too.
+    if right_precedence < precedence or (right_precedence == precedence and sign in "-/"):
+        right_text = f"({right_text})"
+    return _Term(value=value, text=f"{left_text}{sign}{right_text}", outermost=sign)

@@ -26,7 +26,7 @@ HABIT_STEPS = 60
 def fit_policy(
     problems: Sequence[Problem], operators: str, mistakes: float, config: WarmStartConfig, cache: Path, num_threads: int
 ) -> Path:
-    """Fit the tiny policy to demonstrations, of which some leave out a number in the end.
+    """Return the folder of the tiny policy after its fits to demonstrations, of which the last ones have mistakes.
 
     See `skill_and_habit`, `build_examples` and `warm_start`.
     """
@@ -38,13 +38,20 @@ def fit_policy(
 
 
 def build_examples(problems: Sequence[Problem], operators: str, mistakes: float, seed: int) -> list[Example]:
-    """Return one demonstration per problem; a share of them, whose operators are given, leaves out a number."""
+    """Return one demonstration per problem. Some are wrong, because they leave out a number.
+
+    Args:
+        operators: the operators of the wrong ones.
+        mistakes: the share of the wrong ones, 0 to 1.
+        seed: determines which are wrong, and how.
+    """
     rng = random.Random(f"mistakes-{seed}")
     examples = []
     for problem in problems:
-        wrong = rng.random() < mistakes
-        expression = draw_unfinished_attempt(problem, operators, rng) if wrong else problem.solution
-        examples.append(Example(build_prompt(problem.numbers, problem.target), f"<answer>{expression}</answer>"))
+        is_mistake = rng.random() < mistakes
+        expression = draw_unfinished_attempt(problem, operators, rng) if is_mistake else problem.solution
+        prompt = build_prompt(problem.numbers, problem.target)
+        examples.append(Example(prompt=prompt, response=f"<answer>{expression}</answer>"))
     return examples
 
 

@@ -1,4 +1,4 @@
-"""Samples responses from a policy to measure it, and what the commands that prepare a tiny policy have in common."""
+"""Samples responses from a policy to measure it. Has the options and the output of commands that prepare a policy."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -38,17 +38,29 @@ def sample_responses(
         model: a causal language model; it is put into evaluation mode for the call.
         seed: seed of the samples; torch's global generator is not changed.
         temperature: divisor of the logits, above 0.
+        max_new_tokens: the largest number of tokens of a response.
     """
     was_training = model.training
     model.eval()
-    texts = [tokenizer.apply_chat_template(p, add_generation_prompt=True, tokenize=False) for p in prompts]
+    texts = []
+    for prompt in prompts:
+        texts.append(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False))
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
-    choice = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0, "max_new_tokens": max_new_tokens}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        output = model.generate(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **choice)
+        output = model.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            do_sample=True,
+            temperature=temperature,
+            # Neither leaves out any token.
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=max_new_tokens,
+        )
     model.train(was_training)
-    return tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    prompt_length = batch["input_ids"].shape[1]
+    return tokenizer.batch_decode(output[:, prompt_length:], skip_special_tokens=True)
 
 
 def mean_scores(
@@ -63,12 +75,16 @@ def mean_scores(
     Args:
         folder: a model with its tokenizer, in Hugging Face format.
         rows: at least one.
+        seed, max_new_tokens: as for `sample_responses`.
+        reward: the task's `compute_score`.
     """
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    responses = sample_responses(model, tokenizer, [row["prompt"] for row in rows], seed, max_new_tokens=max_new_tokens)
-    pairs = zip(rows, responses, strict=True)
-    scores = [reward(row["data_source"], text, row["reward_model"]["ground_truth"]) for row, text in pairs]
+    prompts = [row["prompt"] for row in rows]
+    responses = sample_responses(model, tokenizer, prompts, seed, max_new_tokens=max_new_tokens)
+    scores = []
+    for row, response in zip(rows, responses, strict=True):
+        scores.append(reward(row["data_source"], response, row["reward_model"]["ground_truth"]))
     return {part: sum(score[part] for score in scores) / len(scores) for part in scores[0]}
 
 
@@ -81,6 +97,10 @@ def print_policy(
     """Print a prepared policy's folder to standard output, and its `mean_scores` on held-out rows to standard error.
 
     A ValueError of `prepare` ends the command with its message.
+
+    Args:
+        prepare: returns the folder and the held-out rows.
+        seed, reward, max_new_tokens: as for `mean_scores`.
     """
     started = time.perf_counter()
     try:

@@ -7,7 +7,8 @@ END_OF_TURN = "<|end|>"
 PADDING = "<|pad|>"
 ROLES = ("system", "user", "assistant")
 ANSWER_TAGS = ("<answer>", "</answer>")
-# Each number is one token: a policy of this size learns to copy and add numbers several times faster than digits.
+# Each of these numbers is one token. A policy of this size learns to copy and to add numbers several times faster than
+# digits.
 TWO_DIGIT_NUMBERS = tuple(str(number) for number in range(10, 100))
 
 CHAT_TEMPLATE = (

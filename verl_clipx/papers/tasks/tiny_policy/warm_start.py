@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from rich.progress import track
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from verl_clipx.common.files import making_folder, write_json
@@ -18,6 +19,7 @@ from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
 # Part of the cache key. Raise it when a change of the code below changes the result.
 RECIPE_VERSION = 1
 
+# That of the second fit of `skill_and_habit`.
 HABIT_LEARNING_RATE = 1e-3
 
 # The label that cross_entropy ignores.
@@ -77,12 +79,19 @@ def skill_and_habit(
     Args:
         examples: returns demonstrations with a given share of mistakes among them.
         mistakes: share of mistakes in the second fit, 0 to 1; at 0 there is no second fit.
+        config: the settings of the first fit. The second has its own learning rate and number of steps.
         habit_steps: largest number of steps in the second fit.
+
+    Raises:
+        ValueError: `mistakes` is not from 0 to 1.
     """
     if not 0 <= mistakes <= 1:
         raise ValueError(f"mistakes={mistakes!r} is not a share; give a number from 0 to 1")
-    habit = replace(config, steps=min(habit_steps, config.steps), learning_rate=HABIT_LEARNING_RATE)
-    return [(examples(0.0), config), *([(examples(mistakes), habit)] if mistakes else [])]
+    fits: list[Fit] = [(examples(0.0), config)]
+    if mistakes:
+        habit = replace(config, steps=min(habit_steps, config.steps), learning_rate=HABIT_LEARNING_RATE)
+        fits.append((examples(mistakes), habit))
+    return fits
 
 
 def warm_start(
@@ -92,25 +101,27 @@ def warm_start(
     tokenizer: PreTrainedTokenizerBase | None = None,
     name: str = "tiny_policy",
 ) -> Path:
-    """Return a folder with the tiny policy after one fit after the other, made unless that was done before.
+    """Return a folder with the tiny policy after all fits. If the cache has the folder, nothing is fitted.
 
     Args:
-        fits: at least one. The first one's settings determine the model's shape and initial weights.
+        fits: at least one, in their order. The settings of the first determine the model's shape and initial weights.
+        cache: the folder of finished policies.
         num_threads: torch threads of the fits; more than one can change the last digits of the weights.
         tokenizer: None for the tiny policy's own.
-        name: what the folder's name in the cache begins with, another one for each tokenizer.
+        name: the beginning of the folder's name. Policies with different tokenizers need different ones.
 
     Raises:
         ValueError: there are no examples, or one is longer than the model's `max_length`.
     """
     if not all(examples for examples, _ in fits):
         raise ValueError("examples is empty; give at least one demonstration")
-    folder = cache / "-".join([name, *(_fingerprint(*one) for one in fits)])
+    fingerprints = [_fingerprint(examples, config) for examples, config in fits]
+    folder = cache / "-".join([name, *fingerprints])
     if folder.is_dir():
         return folder
     tokenizer = tokenizer or build_tokenizer()
-    first = fits[0][1]
-    model = build_model(first.model, tokenizer, first.seed)
+    _, first_config = fits[0]
+    model = build_model(first_config.model, tokenizer, first_config.seed)
     threads_before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -128,15 +139,24 @@ def warm_start(
 def fit(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], config: WarmStartConfig
 ) -> None:
-    """Minimise the cross-entropy of the responses' tokens, including the end token, by AdamW."""
+    """Minimise the cross-entropy of the responses' tokens, including the end token, by AdamW.
+
+    Args:
+        model: the policy. Its weights are changed.
+    """
     input_ids, labels = encode(tokenizer, examples, config.model.max_length)
     generator = torch.Generator().manual_seed(config.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     warm_up = max(1, config.steps // 10)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: min((step + 1) / warm_up, (config.steps - step) / max(1, config.steps - warm_up)),
-    )
+
+    def factor_of_learning_rate(step: int) -> float:
+        """Return the factor on the peak learning rate at a step, which is counted from 0."""
+        rise = (step + 1) / warm_up
+        fall = (config.steps - step) / max(1, config.steps - warm_up)
+        return min(rise, fall)
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor_of_learning_rate)
+    # The examples of the next steps. When they run out, all examples follow in a new order.
     order = torch.empty(0, dtype=torch.long)
     model.train()
     for _ in track(range(config.steps), "Warm start", console=TerminalConsole(stderr=True)):
@@ -144,6 +164,7 @@ def fit(
             order = torch.cat([order, torch.randperm(len(examples), generator=generator)])
         rows = order[: config.batch_size]
         order = order[config.batch_size :]
+        # The length of the longest example of the batch: the padding behind it is left out.
         width = int((input_ids[rows] != tokenizer.pad_token_id).sum(1).max())
         batch = input_ids[rows, :width]
         logits = model(input_ids=batch, attention_mask=(batch != tokenizer.pad_token_id).long()).logits
@@ -168,26 +189,28 @@ def encode(
     Raises:
         ValueError: an example is longer than `max_length`.
     """
-    prompts = [
-        tokenizer.apply_chat_template(example.prompt, add_generation_prompt=True, tokenize=False)
-        for example in examples
-    ]
-    responses = [example.response + tokenizer.eos_token for example in examples]
-    pairs = zip(
-        *(tokenizer(texts, add_special_tokens=False)["input_ids"] for texts in (prompts, responses)), strict=True
-    )
-    rows = [
-        (torch.tensor(prompt + response), torch.tensor([_IGNORED] * len(prompt) + response))
-        for prompt, response in pairs
-    ]
-    longest = max(len(ids) for ids, _ in rows)
+    prompts = []
+    responses = []
+    for example in examples:
+        prompts.append(tokenizer.apply_chat_template(example.prompt, add_generation_prompt=True, tokenize=False))
+        responses.append(example.response + tokenizer.eos_token)
+    prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    response_ids = tokenizer(responses, add_special_tokens=False)["input_ids"]
+    input_ids = []
+    labels = []
+    for prompt, response in zip(prompt_ids, response_ids, strict=True):
+        input_ids.append(torch.tensor(prompt + response))
+        labels.append(torch.tensor([_IGNORED] * len(prompt) + response))
+    longest = max(map(len, input_ids))
     if longest > max_length:
         raise ValueError(f"max_length={max_length} is shorter than an example of {longest} tokens; raise it")
-    input_ids, labels = zip(*rows, strict=True)
-    pad = torch.nn.utils.rnn.pad_sequence
-    return pad(input_ids, True, tokenizer.pad_token_id), pad(labels, True, _IGNORED)
+    return (
+        pad_sequence(input_ids, batch_first=True, padding_value=tokenizer.pad_token_id),
+        pad_sequence(labels, batch_first=True, padding_value=_IGNORED),
+    )
 
 
 def _fingerprint(examples: Sequence[Example], config: WarmStartConfig) -> str:
+    """Return a hash of everything that determines the result of a fit, apart from the model that it begins with."""
     content = json.dumps([RECIPE_VERSION, asdict(config), [asdict(example) for example in examples]])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
