@@ -1,4 +1,4 @@
-"""Runs verl, which only validates then, on the questions of an evaluation that have no responses yet."""
+"""Lets verl respond to the questions of an evaluation that have no responses yet. verl only validates in such a run."""
 
 import os
 import shutil
@@ -51,12 +51,15 @@ from verl_clipx.run.keys import (
 
 AGENT_LOOP = "clipx_evaluation"
 AGENT_LOOP_CLASS = "verl_clipx.papers.evaluation.agent_loop.EvaluationAgentLoop"
+# The engines that take a seed with each request.
 ENGINES = ("vllm", "cpu")
+# The files in the folder of a chunk.
 CONFIG = "run.yaml"
 QUESTIONS = "questions.parquet"
 AGENT_LOOPS = "agent_loops.yaml"
 LOG = "run.log"
 _ON_THE_CPU = "+hardware=cpu"
+# How many of the log's last lines the message about a failure has.
 _LINES_OF_A_FAILURE = 20
 
 
@@ -71,17 +74,18 @@ def compose_base(overrides: Sequence[str]) -> DictConfig:
     from hydra import compose, initialize_config_module
     from hydra.errors import HydraException
 
-    names = {override.partition("=")[0] for override in overrides}
-    own = ["+clipx/rollout=seeded"]
+    keys = {override.partition("=")[0] for override in overrides}
+    defaults = ["+clipx/rollout=seeded"]
     if _ON_THE_CPU not in overrides:
-        own += [] if ENGINE_NAME in names else [f"{ENGINE_NAME}=vllm"]
-        if not names & {"+hardware", DEVICES_A_NODE}:
+        if ENGINE_NAME not in keys:
+            defaults.append(f"{ENGINE_NAME}=vllm")
+        if not keys & {"+hardware", DEVICES_A_NODE}:
             import torch
 
-            own.append(f"{DEVICES_A_NODE}={max(1, torch.cuda.device_count())}")
+            defaults.append(f"{DEVICES_A_NODE}={max(1, torch.cuda.device_count())}")
     try:
         with initialize_config_module("verl.trainer.config", version_base=None):
-            base = compose("ppo_trainer", [*own, *overrides])
+            base = compose("ppo_trainer", [*defaults, *overrides])
     except HydraException as error:
         raise ValueError(f"{error}. These are Hydra overrides of verl's configuration: {' '.join(overrides)}") from None
     engine = OmegaConf.select(base, ENGINE_NAME)
@@ -111,9 +115,10 @@ def sample(
     """Find or merge the models, record the configuration, and sample what is missing.
 
     Args:
+        folder: the evaluation's.
         overrides: Hydra overrides of verl's configuration.
-        recorded: what does not matter here but belongs to the configuration: model, protocol, reward and cluster.
-        chunk_size: responses of one run of verl, and so what an interruption can lose.
+        recorded: settings that only the evaluation's configuration needs: model, protocol, reward and cluster.
+        chunk_size: the largest number of responses of one run of verl. An interruption can lose so many.
         say: takes a line about what happens now.
 
     Raises:
@@ -121,46 +126,53 @@ def sample(
     """
     base = compose_base(overrides)
     template = load_template(sampling.template)
-    # verl loads a checkpoint's shards on the model that the user names.
-    named = any(override.startswith(f"{MODEL_PATH}=") for override in overrides)
-    trained = OmegaConf.select(base, MODEL_PATH) if named else None
-    weights = {entry.label: find_weights(entry, ranks_of(base), trained) for entry in checkpoints}
+    # verl loads a checkpoint's shards into the model that the user names.
+    names_model = any(override.startswith(f"{MODEL_PATH}=") for override in overrides)
+    base_model = OmegaConf.select(base, MODEL_PATH) if names_model else None
+    weights_by_label = {}
+    for checkpoint in checkpoints:
+        weights_by_label[checkpoint.label] = find_weights(checkpoint, ranks_of(base), base_model)
     runs = {}
-    for label, entry in weights.items():
+    for label, weights in weights_by_label.items():
         for benchmark in benchmarks:
-            prompts = read_prompt_format(entry.tokenizer, benchmark, template, sampling.max_tokens)
+            prompts = read_prompt_format(weights.tokenizer, benchmark, template, sampling.max_tokens)
             runs[label, benchmark.name] = ValidationRun(
-                base=base, weights=entry, benchmark=benchmark, prompts=prompts, sampling=sampling
+                base=base, weights=weights, benchmark=benchmark, prompts=prompts, sampling=sampling
             )
     # Enough to interpret a number and to score the completions again.
+    recorded_checkpoints = {}
+    for checkpoint in checkpoints:
+        weights = weights_by_label[checkpoint.label]
+        recorded_checkpoints[checkpoint.label] = {
+            "source": checkpoint.source,
+            "step": checkpoint.step,
+            "fingerprint": weights.fingerprint,
+            "loaded": "as saved" if weights.resume_from else "in Hugging Face format",
+        }
+    recorded_benchmarks = {}
+    for benchmark in benchmarks:
+        recorded_benchmarks[benchmark.name] = {
+            "path": str(benchmark.path.resolve()),
+            "sha256": benchmark.sha256,
+            "questions": len(benchmark.questions),
+        }
     config = {
         **recorded,
         "overrides": overrides,
-        "checkpoints": {
-            entry.label: {
-                "source": entry.source,
-                "step": entry.step,
-                "fingerprint": weights[entry.label].fingerprint,
-                "loaded": "as saved" if weights[entry.label].resume_from else "in Hugging Face format",
-            }
-            for entry in checkpoints
-        },
+        "checkpoints": recorded_checkpoints,
         "sampling": asdict(sampling) | {"samples": sampling.samples_per_question},
-        "benchmarks": {
-            entry.name: {"path": str(entry.path.resolve()), "sha256": entry.sha256, "questions": len(entry.questions)}
-            for entry in benchmarks
-        },
+        "benchmarks": recorded_benchmarks,
         "versions": versions_here() | {"math-verify": installed_version("math-verify")},
     }
     folder.write_sampling_config(config)
     for (label, name), run in runs.items():
-        questions = len(run.benchmark.questions)
+        question_count = len(run.benchmark.questions)
         for seed in sampling.seeds:
             completions = folder.completions_folder(label, name, seed)
-            for chunk in pending_chunks(completions, questions, sampling.samples, chunk_size):
+            for chunk in pending_chunks(completions, question_count, sampling.samples, chunk_size):
                 say(
-                    f"{label} on {name}, seed {seed}: {len(chunk)} of {questions} questions, from number {chunk[0]} "
-                    f"on; verl's log is {completions / UNFINISHED / LOG}"
+                    f"{label} on {name}, seed {seed}: {len(chunk)} of {question_count} questions, from number "
+                    f"{chunk[0]} on; verl's log is {completions / UNFINISHED / LOG}"
                 )
                 run.run(completions, seed, chunk)
 
@@ -171,6 +183,7 @@ class ValidationRun:
 
     Args:
         base: verl's configuration with the user's overrides.
+        prompts: the format of the benchmark's prompts for this model.
     """
 
     base: DictConfig
@@ -180,11 +193,11 @@ class ValidationRun:
     sampling: SamplingSettings
 
     def run(self, completions: Path, seed: int, questions: list[int]) -> None:
-        """Sample a chunk, whose folder appears once its responses are complete.
+        """Sample a chunk. Its folder appears once its responses are complete.
 
         Args:
-            completions: folder of the seed.
-            questions: rows of the benchmark.
+            completions: the folder of the seed's completions.
+            questions: the rows of the benchmark that the chunk consists of.
 
         Raises:
             RuntimeError: verl failed; the message names its log and shows the end of it.
@@ -194,14 +207,19 @@ class ValidationRun:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         self.write(unfinished, seed, questions)
-        # What +hardware=cpu has for the workers, the driver needs too.
+        # The driver needs the platform that +hardware=cpu sets for the workers, too.
         _launch(unfinished, OmegaConf.select(self.base, PLATFORM_OF_WORKERS))
         read_responses(unfinished, self.sampling.samples, questions, "*.jsonl")
         # No two chunks of a seed have the same first question.
         unfinished.replace(completions / f"{questions[0]:06d}")
 
     def write(self, folder: Path, seed: int, questions: list[int]) -> None:
-        """Write what verl reads: questions, agent loop and configuration."""
+        """Write what verl reads: questions, agent loop and configuration.
+
+        Args:
+            folder: the folder of the chunk.
+            seed, questions: as for `run`.
+        """
         table = {
             "data_source": [self.benchmark.name] * len(questions),
             "prompt": [self.benchmark.questions[index]["prompt"] for index in questions],
@@ -251,7 +269,15 @@ class ValidationRun:
 
 
 def _launch(folder: Path, platform: str | None) -> None:
-    """Run verl's main program on the configuration in a folder, and wait for it."""
+    """Run verl's main program on the configuration in a folder, and wait for it.
+
+    Args:
+        folder: the folder of a chunk.
+        platform: the value of VERL_PLATFORM for the run; None to leave it as it is.
+
+    Raises:
+        RuntimeError: verl failed; the message names its log and shows the end of it.
+    """
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-path", str(folder), "--config-name", "run"]
     log = folder / LOG
     environment = dict(os.environ)

@@ -1,4 +1,4 @@
-"""Every data set of every task, by name; sets.yaml lists them."""
+"""Finds the data sets of all tasks by name; sets.yaml lists them."""
 
 from functools import lru_cache
 from importlib import import_module
@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from verl_clipx.losses.base.refusal import did_you_mean
-from verl_clipx.papers.tasks.definition import DatasetDefinition
+from verl_clipx.papers.tasks.definition import DatasetDefinition, RowBuilder
 
 TASKS = ("countdown", "hitab", "knights_and_knaves", "math", "reversal", "sums")
 
@@ -34,7 +34,21 @@ def definition_named(name: str) -> DatasetDefinition:
 
 
 def _define(name: str, task: str, rows: str = "rows", settings: Any = None, **entry: Any) -> DatasetDefinition:
-    module = import_module(f"verl_clipx.papers.tasks.{task}.dataset")
-    of_math = task == "math"
-    builder = module.rows_of(name, entry.get("hub"), **settings or {}) if of_math else getattr(module, rows)
+    """Return the definition of a data set.
+
+    Args:
+        name: the name of the data set.
+        task, rows, settings: as sets.yaml explains them.
+        **entry: the other fields of `DatasetDefinition`.
+    """
+    builder = _find_builder(name, task, rows, settings or {}, entry.get("hub"))
     return DatasetDefinition(name=name, task=task, rows=builder, **entry)
+
+
+def _find_builder(name: str, task: str, rows: str, settings: dict[str, Any], hub: str | None) -> RowBuilder:
+    """Return the function that yields the rows of a data set; the arguments are as for `_define`."""
+    module = import_module(f"verl_clipx.papers.tasks.{task}.dataset")
+    if task == "math":
+        # One function makes those of all sets of mathematics.
+        return module.rows_of(name, hub, **settings)
+    return getattr(module, rows)

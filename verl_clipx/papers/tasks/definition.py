@@ -1,4 +1,4 @@
-"""What is known of a data set. The command `clipx papers data` reads only these descriptions."""
+"""Describes a data set. The command `clipx papers data` reads only these descriptions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,10 @@ Row = dict[str, Any]
 """One row of verl's Parquet schema: data_source, prompt, ability, reward_model, extra_info."""
 
 RowBuilder = Callable[..., Iterator[Row]]
-"""`rows(source: Path | None, *, split: str, prompt: str, **options)`; without a source, from the hub or generated."""
+"""Called as `rows(source: Path | None, *, split: str, prompt: str, **options)`, it yields the rows of a split.
+
+They are from a local copy, `source`. Without one, they are from the hub or generated.
+"""
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,7 @@ class DatasetDefinition:
     """One data set that a task can build; sets.yaml explains the fields.
 
     Raises:
-        ValueError: if `kind` is unknown, or there is no prompt or no split; the message names the data set.
+        ValueError: `kind` is unknown, or there is no prompt or no split; the message names the data set.
     """
 
     name: str

@@ -19,9 +19,14 @@ def main(
     """Print the length of the longest prompt, in tokens of the model and under its chat template."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
-        prompts = [prompt for file in files for prompt in read_table(file, ["prompt"])["prompt"].to_pylist()]
-        texts = [tokenizer.apply_chat_template(one, add_generation_prompt=True, tokenize=False) for one in prompts]
-        typer.echo(max(map(len, tokenizer(texts, add_special_tokens=False)["input_ids"])))
+        prompts = []
+        for file in files:
+            prompts += read_table(file, ["prompt"])["prompt"].to_pylist()
+        texts = []
+        for prompt in prompts:
+            texts.append(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False))
+        token_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        typer.echo(max(map(len, token_ids)))
     except (OSError, ValueError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None

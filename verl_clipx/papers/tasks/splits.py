@@ -6,18 +6,20 @@ from typing import Any, Literal, TypeVar
 
 Split = Literal["train", "test"]
 
+# The share of problems in "test".
 TEST_SHARE = 0.1
 
-# After this many draws in a row without a new problem, the search ends: there are no more, or they are too rare.
+# After so many draws in a row without a new problem, the search ends. There are no more, or they are too rare.
 MAX_FRUITLESS_DRAWS = 20_000
 
 ProblemT = TypeVar("ProblemT")
 
 
 def split_of_key(key: object) -> Split:
-    """Return the split of a problem. By a hash of its key, a tenth of all problems are in "test".
+    """Return the split of a problem, by a hash of its key. A tenth of all problems are in "test".
 
-    Because it depends only on the key, data sets generated from different seeds have no problem in both splits.
+    The split depends only on the key. Therefore a problem that is generated from two seeds is in the same split of both
+    data sets.
 
     Args:
         key: equal for problems that count as the same. Equal keys must have the same `repr`, in every process.
@@ -42,7 +44,7 @@ def draw_distinct(
     num_fruitless_draws = 0
     while len(problems) < count and num_fruitless_draws < MAX_FRUITLESS_DRAWS:
         problem = next(draws)
-        # Until the problem proves to be a new one.
+        # The draw counts as fruitless until the problem proves to be a new one.
         num_fruitless_draws += 1
         if problem is None:
             continue

@@ -22,7 +22,12 @@ _FIELD = re.compile(r"\{([a-z]+)\}")
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """One way to pose a problem to a policy; templates.yaml explains the attributes."""
+    """One way to pose a problem to a policy.
+
+    Args:
+        messages: the role and the text of each message.
+        plain_text, source: as templates.yaml explains them.
+    """
 
     name: str
     messages: tuple[tuple[str, str], ...]
@@ -38,21 +43,31 @@ class PromptTemplate:
         Raises:
             ValueError: a field is missing or unknown; the message names the template and its fields.
         """
-        known = list(dict.fromkeys(name for _, text in self.messages for name in _FIELD.findall(text)))
+        known: dict[str, None] = {}
+        for _, text in self.messages:
+            known |= dict.fromkeys(_FIELD.findall(text))
         if set(fields) != set(known):
-            raise ValueError(f"template {self.name!r} takes the fields {known}, not {sorted(fields)}")
-        return [
-            {"role": role, "content": _FIELD.sub(lambda match: str(fields[match[1]]), text)}
-            for role, text in self.messages
-        ]
+            raise ValueError(f"template {self.name!r} takes the fields {list(known)}, not {sorted(fields)}")
+        rendered = []
+        for role, text in self.messages:
+            content = _FIELD.sub(lambda match: str(fields[match[1]]), text)
+            rendered.append({"role": role, "content": content})
+        return rendered
 
 
 _TEXT = files("verl_clipx.papers.tasks").joinpath("templates.yaml").read_text(encoding="utf-8")
 
-TEMPLATES = {
-    name: PromptTemplate(name, tuple(item for message in entry.pop("messages") for item in message.items()), **entry)
-    for name, entry in yaml.safe_load(_TEXT).items()
-}
+
+def _build_template(name: str, entry: dict[str, Any]) -> PromptTemplate:
+    """Return the template of an entry of templates.yaml, where each message is a mapping from its role to its text."""
+    messages: list[tuple[str, str]] = []
+    for message in entry["messages"]:
+        messages += message.items()
+    return PromptTemplate(name=name, messages=tuple(messages), plain_text=entry["plain_text"], source=entry["source"])
+
+
+TEMPLATES = {name: _build_template(name, entry) for name, entry in yaml.safe_load(_TEXT).items()}
+"""All templates by name."""
 
 
 def template_named(name: str) -> PromptTemplate:
