@@ -38,7 +38,7 @@ class Commands(CommandGroup):
     """The command `clipx`, which refuses empty words and lists its commands in the order of a run's life."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
-        """Refuses empty words up to `--`, such as a variable of a script's: as a path they are the current folder."""
+        """Refuse empty words up to `--`, such as a variable of a script's: as a path they are the current folder."""
         words = args[: args.index("--")] if "--" in args else args
         for before, word in itertools.pairwise(["clipx", *words]):
             if word == "" or (word.startswith("--") and word.endswith("=")):
@@ -78,7 +78,7 @@ if find_spec("verl_clipx.papers") is not None:
 
 
 def print_version(asked: bool) -> None:
-    """Prints the version and exits."""
+    """Print the version and exit."""
     if asked:
         print_plain(f"clipx {installed_version('verl-clipx')}")
         raise typer.Exit()
@@ -301,7 +301,7 @@ def check_loss(
 
 
 def checks_of(function: str) -> Iterator[tuple[str, str, str]]:
-    """Yields each check of a loss with its outcome and why; imports the module of the loss."""
+    """Yield each check of a loss with its outcome and why; import the module of the loss."""
     from verl_clipx.losses.contract.runner import check_method
     from verl_clipx.run.config import build
 

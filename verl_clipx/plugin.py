@@ -136,7 +136,7 @@ EXPLAINING = (
 
 
 def install() -> None:
-    """Registers the hooks, and under VERL_PLATFORM=cpu the CPU; nothing beside a verl that lacks what they need.
+    """Register the hooks, and under VERL_PLATFORM=cpu the CPU; nothing beside a verl that lacks what they need.
 
     There a configuration that asks for a group of this plugin is refused (hydra_plugins/verl_clipx/groups_source.py).
     """

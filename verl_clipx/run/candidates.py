@@ -34,7 +34,7 @@ class Candidate:
     values: dict[str, list[Any]] = field(default_factory=dict)
 
     def build_settings(self, chosen: Mapping[str, Any]) -> Settings:
-        """Returns the settings of the group and its modifiers, with one value for each key that the command line lists.
+        """Return the settings of the group and its modifiers, with one value for each key that the command line lists.
 
         Args:
             chosen: from a key below the clipx node to its one value. A key that is left out keeps the group's value.
@@ -71,7 +71,7 @@ class Candidate:
         return settings
 
     def each(self) -> list[tuple[str, Settings]]:
-        """Returns the settings for every combination of the values, each behind its label.
+        """Return the settings for every combination of the values, each behind its label.
 
         A label is the group followed by what is added to it.
 
@@ -89,7 +89,7 @@ class Candidate:
 
 
 def candidates_of(words: list[str]) -> list[Candidate]:
-    """Returns the candidates of a command line, in its order.
+    """Return the candidates of a command line, in its order.
 
     Each `+clipx=<group>` begins one, to which the following words add settings. Several values of a key, separated by
     commas, are swept.

@@ -144,7 +144,7 @@ def completed(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(method: str | None = None, function: str | None = None, **parameters: Any) -> Settings | Observe:
-    """Builds and checks a clipx node.
+    """Build and check a clipx node.
 
     Args:
         method: the name of a method of the plugin, or "observe"; None if `function` is given.
@@ -178,12 +178,12 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
 
 
 def with_node(key: str, node: Any) -> Any:
-    """Builds a node by its key's own class in `NODES`; returns any other value as it is."""
+    """Build a node by its key's own class in `NODES`; return any other value as it is."""
     return build_node(node, NODES[key]) if key in NODES else node
 
 
 def clip_range(actor: Mapping[str, Any]) -> Bounds:
-    """Returns the bounds on the ratio that verl's clip_ratio_low and clip_ratio_high, or else its clip_ratio, set.
+    """Return the bounds on the ratio that verl's clip_ratio_low and clip_ratio_high, or else its clip_ratio, set.
 
     Args:
         actor: these keys with their values, as verl's ActorConfig or a record's `loss.widths` has them.

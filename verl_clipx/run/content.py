@@ -40,7 +40,7 @@ NAMES_CLASS = ("_target_", "class_name")
 
 
 def hash_of_model(paths: Sequence[str]) -> str | None:
-    """Returns the hash of a model's configuration, index and tokenizer, and of parts of its weights.
+    """Return the hash of a model's configuration, index and tokenizer, and of parts of its weights.
 
     Args:
         paths: of the model and, if it is elsewhere, of its tokenizer: a folder, or a name on the hub whose commit is in
@@ -74,13 +74,13 @@ def _hash_of_folder(path: str) -> str | None:
 
 
 def _parts_of_weights(folder: Path) -> dict[str, Any]:
-    """Returns the sizes of a model's weights with hashes of their ends, by file."""
+    """Return the sizes of a model's weights with hashes of their ends, by file."""
     files = [path for pattern in WEIGHTS for path in folder.glob(pattern)]
     return {path.name: [path.stat().st_size, *_ends_of(path)] for path in files}
 
 
 def count_parameters(paths: Sequence[str]) -> int | None:
-    """Returns how many parameters a model has, by the headers of its files of weights.
+    """Return how many parameters a model has, by the headers of its files of weights.
 
     Args:
         paths: as for `hash_of_model`; the first one is the model.
@@ -99,7 +99,7 @@ def count_parameters(paths: Sequence[str]) -> int | None:
 
 
 def _parameters_in(file: Path) -> int:
-    """Returns the number of parameters in a file, whose header has the shape of each tensor.
+    """Return the number of parameters in a file, whose header has the shape of each tensor.
 
     Source: the format of safetensors: the length of the header in eight bytes, little-endian, then the header as JSON.
     """
@@ -112,7 +112,7 @@ def _parameters_in(file: Path) -> int:
 
 
 def _commit_of_model(name: str) -> str | None:
-    """Returns the commit that this machine's cache has of a model on the hub; None if it has none."""
+    """Return the commit that this machine's cache has of a model on the hub; None if it has none."""
     from huggingface_hub import try_to_load_from_cache
 
     # What is no name on the hub is refused.
@@ -126,7 +126,7 @@ def _commit_of_model(name: str) -> str | None:
 
 
 def hash_of_data(paths: Sequence[str]) -> str | None:
-    """Returns the hash of data files in their order; None without any, or if one can't be read here."""
+    """Return the hash of data files in their order; None without any, or if one can't be read here."""
     files = [Path(path).expanduser() for path in paths]
     if not files or not all(file.is_file() for file in files):
         return None
@@ -136,7 +136,7 @@ def hash_of_data(paths: Sequence[str]) -> str | None:
 
 
 def hash_of_checkpoint(folder: Path) -> str | None:
-    """Returns the hash of a checkpoint's files: their names and sizes, and of each its first and its last part.
+    """Return the hash of a checkpoint's files: their names and sizes, and of each its first and its last part.
 
     The end of a file of torch's has the checksums of all its tensors, so that it tells weights apart without reading
     them.
@@ -152,7 +152,7 @@ def hash_of_checkpoint(folder: Path) -> str | None:
 
 
 def _ends_of(path: Path) -> list[str]:
-    """Returns the hashes of the first and of the last part of a file."""
+    """Return the hashes of the first and of the last part of a file."""
     with path.open("rb") as file:
         first = file.read(PART)
         file.seek(max(path.stat().st_size - PART, 0))
@@ -161,7 +161,7 @@ def _ends_of(path: Path) -> list[str]:
 
 
 def hash_of_reward(path: str | None) -> str | None:
-    """Returns the hash of the file of a reward function.
+    """Return the hash of the file of a reward function.
 
     Args:
         path: as verl takes it, with file:// or pkg:// before it or not.
@@ -179,7 +179,7 @@ def hash_of_reward(path: str | None) -> str | None:
 
 
 def hash_of_named(path: str) -> str | None:
-    """Returns the hash of what another key names: a file of code, of tools or of agent loops, or a model.
+    """Return the hash of what another key names: a file of code, of tools or of agent loops, or a model.
 
     A file of YAML counts with the sources of the classes that it names, those of verl apart.
 
@@ -204,7 +204,7 @@ def hash_of_named(path: str) -> str | None:
 
 
 def classes_in(content: Any) -> Iterator[str]:
-    """Yields the names of classes, as package.module.Class, in what a file of YAML holds, without those of verl."""
+    """Yield the names of classes, as package.module.Class, in what a file of YAML holds, without those of verl."""
     if isinstance(content, dict):
         for key, value in content.items():
             if key in NAMES_CLASS and isinstance(value, str) and not value.startswith("verl."):
@@ -217,7 +217,7 @@ def classes_in(content: Any) -> Iterator[str]:
 
 
 def source_of(name: str) -> Path | None:
-    """Returns the file of the module of a class, without importing it; None if it is not found here."""
+    """Return the file of the module of a class, without importing it; None if it is not found here."""
     *packages, module, _ = ("", *name.split("."))
     places: Sequence[str] | None = None
     for package in filter(None, packages):

@@ -135,18 +135,18 @@ class Explanation:
 
     @property
     def starts(self) -> bool:
-        """Returns whether there is a run and nothing stops it."""
+        """Return whether there is a run and nothing stops it."""
         return bool(self.answers) and not self.stops and not any(answer["stops"] for answer in self.answers)
 
     @property
     def content(self) -> dict[str, Any]:
-        """Returns the answer for a program, without credentials."""
+        """Return the answer for a program, without credentials."""
         runs = [{key: value for key, value in answer.items() if key != "text"} for answer in self.answers]
         return redact({"runs": runs, "stood_in": self.stood_in, "stops": self.stops, "remarks": [*self.remarks]})
 
     @property
     def lines(self) -> list[str]:
-        """Returns the answer in lines for a reader, without credentials."""
+        """Return the answer in lines for a reader, without credentials."""
         lines = []
         for command in self.stood_in:
             outcome = "run here" if command in self.ran_here else "not run"
@@ -163,12 +163,12 @@ class Explanation:
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """Returns a line without credentials, then cut behind a word: a credential that is cut would not be recognised."""
+    """Return a line without credentials, then cut behind a word: a credential that is cut would not be recognised."""
     return textwrap.shorten(redact(text), longest, placeholder=" …")
 
 
 def explain(words: Sequence[str], *, every: bool = False) -> Explanation:
-    """Runs a command until its first answer.
+    """Run a command until its first answer.
 
     Args:
         words: the command, as for a shell.
@@ -244,7 +244,7 @@ def explain(words: Sequence[str], *, every: bool = False) -> Explanation:
 
 
 def variables_of_job(words: Sequence[str]) -> dict[str, str]:
-    """Returns the variables of a Slurm job that is made up, where a script has #SBATCH lines and there is no job."""
+    """Return the variables of a Slurm job that is made up, where a script has #SBATCH lines and there is no job."""
     if "SLURM_JOB_ID" in os.environ or Path(words[0]).name == "sbatch":
         return {}
     for word in words:
@@ -255,25 +255,25 @@ def variables_of_job(words: Sequence[str]) -> dict[str, str]:
 
 
 def starts_container(command: str) -> bool:
-    """Returns whether a command line starts something in a container whose paths are not these."""
+    """Return whether a command line starts something in a container whose paths are not these."""
     words = tuple(shlex.split(command))
     return any(words[: len(container)] == container for container in stand_in.CONTAINERS)
 
 
 def end_of(file: Path) -> str:
-    """Returns the whole lines in the last `BYTES_OF_OUTPUT` of a file, whatever bytes it has."""
+    """Return the whole lines in the last `BYTES_OF_OUTPUT` of a file, whatever bytes it has."""
     content = file.read_bytes()
     text = content[-BYTES_OF_OUTPUT:].decode(errors="replace")
     return text if len(content) <= BYTES_OF_OUTPUT else text.partition("\n")[2]
 
 
 def distinct_lines(file: Path) -> list[str]:
-    """Returns the lines at the end of a file, each once, in the order in which they first came."""
+    """Return the lines at the end of a file, each once, in the order in which they first came."""
     return list(dict.fromkeys(end_of(file).splitlines()))
 
 
 def is_answered(answers: Path) -> bool:
-    """Returns whether there is an answer, and bash has gone on to its next command, or had the time to."""
+    """Return whether there is an answer, and bash has gone on to its next command, or had the time to."""
     if not answers.read_text().endswith("\n"):
         return False
 
@@ -284,7 +284,7 @@ def is_answered(answers: Path) -> bool:
 
 
 def misled_words(words: Sequence[str], answers: list[dict[str, Any]], *, is_cut: bool) -> list[str]:
-    """Returns messages on overrides that became a part of others, or that reached no run.
+    """Return messages on overrides that became a part of others, or that reached no run.
 
     Args:
         words: the command, as for a shell.
@@ -317,7 +317,7 @@ def misled_words(words: Sequence[str], answers: list[dict[str, Any]], *, is_cut:
 
 
 def put_stand_ins(folder: Path, record: Path) -> dict[str, str]:
-    """Creates a folder of `STAND_INS`, which append to `record`; returns the environment variables that use them."""
+    """Create a folder of `STAND_INS`, which append to `record`; return the environment variables that use them."""
     folder.mkdir()
     python = shlex.join([sys.executable, "-IS", stand_in.__file__, str(record)])
     for program in STAND_INS:
@@ -478,7 +478,7 @@ class Session:
         return EXPLAIN not in process.environ()
 
     def run(self, is_done: Callable[[], bool]) -> None:
-        """Waits for the command, then for what it left in the background.
+        """Wait for the command, then for what it left in the background.
 
         What is left in the background has `SECONDS_IN_THE_BACKGROUND`. The wait ends early where the command waits in
         a loop.
@@ -507,7 +507,7 @@ class Session:
         return False
 
     def kill_what_would_train(self) -> None:
-        """Kills each Python that two looks in a row have seen without `EXPLAIN`, and notes its command line."""
+        """Kill each Python that two looks in a row have seen without `EXPLAIN`, and note its command line."""
         seen_before = self.pythons_without_variable
         self.pythons_without_variable = living(self.lacks_variable)
         for process in self.pythons_without_variable:
@@ -524,7 +524,7 @@ class Session:
             file.write(f"{line}\n")
 
     def kill(self) -> None:
-        """Kills all that the command started, and what is started meanwhile."""
+        """Kill all that the command started, and what is started meanwhile."""
         while members := living(self.has_started):
             for member in members:
                 with contextlib.suppress(psutil.Error):
@@ -541,7 +541,7 @@ def run_session(
     notes: Path,
     loop: WaitingLoop,
 ) -> int:
-    """Runs a command in a session of its own, then kills all that is left of it.
+    """Run a command in a session of its own, then kill all that is left of it.
 
     A command that waits in a loop is killed too, and `notes` says where. What the command leaves in the background, in
     a session of its own too, has `SECONDS_IN_THE_BACKGROUND`. A Python without `EXPLAIN`, which would train, is killed
@@ -587,7 +587,7 @@ def run_session(
 
 
 def guard_session(session: int, answers: Path) -> subprocess.Popen:
-    """Starts the process that cleans up should this one be killed.
+    """Start the process that cleans up should this one be killed.
 
     It ends the session and what has the file `answers` for its answers, and removes the folder that this file is in.
     """
@@ -604,7 +604,7 @@ def guard_session(session: int, answers: Path) -> subprocess.Popen:
 
 
 def living(is_meant: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
-    """Returns the processes for which a condition holds and that have not ended."""
+    """Return the processes for which a condition holds and that have not ended."""
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
@@ -614,12 +614,12 @@ def living(is_meant: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
 
 
 def is_of(answers: Path, process: psutil.Process) -> bool:
-    """Returns whether a process, in whatever session, has this file for its answers."""
+    """Return whether a process, in whatever session, has this file for its answers."""
     return process.environ().get(EXPLAIN) == str(answers)
 
 
 def without_an_answer(code: int, output: str, notes: Sequence[str], last: str) -> str:
-    """Returns why a command gave no answer, with what Python and the shell lack, or the end of what it printed.
+    """Return why a command gave no answer, with what Python and the shell lack, or the end of what it printed.
 
     Args:
         code: the command's exit code.

@@ -25,7 +25,7 @@ NAMES = {
 
 
 def identity_of(settings: Any) -> dict[str, str]:
-    """Returns a hash of the settings, of the package's files and of the source of a method that is not the package's.
+    """Return a hash of the settings, of the package's files and of the source of a method that is not the package's.
 
     Args:
         settings: the clipx node as it is built, with what it gets from the run.
@@ -41,12 +41,12 @@ def identity_of(settings: Any) -> dict[str, str]:
 
 
 def differences_from(driver: Mapping[str, str], worker: Mapping[str, str]) -> list[str]:
-    """Returns in words what is another in a worker than in the driver; nothing about what the driver did not say."""
+    """Return in words what is another in a worker than in the driver; nothing about what the driver did not say."""
     return [NAMES[name] for name, own in worker.items() if driver.get(name, own) != own]
 
 
 def own_sources(settings: Any) -> list[Path]:
-    """Returns the files of the classes of a method that are neither the package's nor Python's, in a fixed order."""
+    """Return the files of the classes of a method that are neither the package's nor Python's, in a fixed order."""
     modules = {kind.__module__ for kind in type(getattr(settings, "method", None)).__mro__}
     # In a worker `__main__` is Ray's own.
     known = {"verl_clipx", "__main__", *sys.stdlib_module_names}
@@ -65,14 +65,14 @@ def own_sources(settings: Any) -> list[Path]:
 
 @cache
 def package_digest() -> str:
-    """Returns a hash of the names and contents of the package's Python files."""
+    """Return a hash of the names and contents of the package's Python files."""
     folder = Path(verl_clipx.__file__).parent
     files = sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix())
     return digest(part for path in files for part in (path.relative_to(folder).as_posix().encode(), path.read_bytes()))
 
 
 def digest(parts: Iterable[bytes]) -> str:
-    """Returns a hash of byte strings, hexadecimal."""
+    """Return a hash of byte strings, hexadecimal."""
     total = hashlib.sha256()
     for part in parts:
         total.update(len(part).to_bytes(8, "big"))

@@ -42,7 +42,7 @@ class Declared(NamedTuple):
 
 @cache
 def declared() -> Declared:
-    """Returns the keys that verl and the plugin declare."""
+    """Return the keys that verl and the plugin declare."""
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     numbers = frozenset(key for key, entry in table.items() if entry.get("numbers"))
     texts = {key: frozenset(entry.get("texts", ())) for key, entry in table.items()}
@@ -50,7 +50,7 @@ def declared() -> Declared:
 
 
 def kept_configuration(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a record keeps of a configuration.
+    """Return what a record keeps of a configuration.
 
     Args:
         configuration: dotted key to value; a list is a value. What the record keeps already stays as it is.
@@ -67,7 +67,7 @@ def kept_configuration(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kept_value(key: str, value: Any) -> Any:
-    """Returns a value as a record keeps it: itself, an address without its credentials, or its hash.
+    """Return a value as a record keeps it: itself, an address without its credentials, or its hash.
 
     Args:
         key: the dotted key at which it stands.
@@ -85,7 +85,7 @@ def kept_value(key: str, value: Any) -> Any:
 
 
 def stays(key: str, value: Any) -> bool:
-    """Returns whether a record keeps a single value of a key as it is."""
+    """Return whether a record keeps a single value of a key as it is."""
     if isinstance(value, str):
         known = texts_of(key)
         is_choice = value in known or all(part.strip() in known for part in value.split(","))
@@ -97,35 +97,35 @@ def stays(key: str, value: Any) -> bool:
 
 
 def texts_of(key: str) -> frozenset[str]:
-    """Returns the texts that verl or the plugin lists for a key; none for one that neither declares."""
+    """Return the texts that verl or the plugin lists for a key; none for one that neither declares."""
     return declared().texts.get(key, frozenset())
 
 
 def is_name(text: str) -> bool:
-    """Returns whether a text may be the name of an object in a module, or of an entry of a registry."""
+    """Return whether a text may be the name of an object in a module, or of an entry of a registry."""
     return NAME.fullmatch(text) is not None and redact(text) == text
 
 
 def takes_numbers(key: str) -> bool:
-    """Returns whether a number at a key stays; any key of the clipx node is a parameter, if only of a user's loss."""
+    """Return whether a number at a key stays; any key of the clipx node is a parameter, if only of a user's loss."""
     return key in declared().numbers or key.startswith(f"{NODE}.")
 
 
 def hash_of(key: str, value: Any) -> str:
-    """Returns 16 bits of a hash of a value at a key."""
+    """Return 16 bits of a hash of a value at a key."""
     text = json.dumps([key, value], sort_keys=True, default=str)
     return f"hash:{hashlib.sha256(text.encode()).hexdigest()[:4]}"
 
 
 def is_hash(value: Any) -> bool:
-    """Returns whether a value of a record stands for another one."""
+    """Return whether a value of a record stands for another one."""
     if isinstance(value, list | tuple):
         return any(map(is_hash, value))
     return isinstance(value, str) and HASH.fullmatch(value) is not None
 
 
 def bare_address(path: str) -> str:
-    """Returns an address without user, password, query and fragment; a path without :// stays as it is."""
+    """Return an address without user, password, query and fragment; a path without :// stays as it is."""
     scheme, mark, rest = path.partition("://")
     if not mark:
         return path

@@ -4,7 +4,7 @@ from verl_clipx.run.record import RunRecord
 
 
 def lengths_of(record: RunRecord) -> tuple[int | None, int | None]:
-    """Returns the numbers of tokens at which a run cuts its responses, or None: of their own, and with the prompt's."""
+    """Return the numbers of tokens at which a run cuts its responses, or None: of their own, and with the prompt's."""
     limits = record.limits
     own = [length for length in (limits.response, limits.generated) if length]
     context = limits.context or None

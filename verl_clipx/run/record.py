@@ -64,7 +64,7 @@ class Loss:
 
     @property
     def is_ours(self) -> bool:
-        """Returns whether the run trains a loss of the plugin, or of the user's own through it."""
+        """Return whether the run trains a loss of the plugin, or of the user's own through it."""
         has_bounds = any(f"clip_{side}" in self.parameters for side in ("low", "high"))
         return self.function is not None or has_bounds or self.method not in (None, OBSERVE)
 
@@ -238,7 +238,7 @@ class Resumption:
 
     @property
     def is_named(self) -> bool:
-        """Returns whether the run goes on from the checkpoint at `path`."""
+        """Return whether the run goes on from the checkpoint at `path`."""
         return self.mode == keys.NAMED_CHECKPOINT
 
 
@@ -325,7 +325,7 @@ class RunRecord:
     configuration: Mapping[str, Any] = field(default_factory=dict)
 
     def kept(self, key: str) -> Any:
-        """Returns what stands at a key of the configuration that a reader's text names; None if nothing does.
+        """Return what stands at a key of the configuration that a reader's text names; None if nothing does.
 
         Args:
             key: dotted. What a reader itself looks at has a field.
@@ -334,12 +334,12 @@ class RunRecord:
 
     @property
     def aggregation_mode(self) -> str:
-        """Returns verl's loss_agg_mode, which is token-mean where nothing says it."""
+        """Return verl's loss_agg_mode, which is token-mean where nothing says it."""
         return self.aggregation or "token-mean"
 
 
 def record_of(configuration: Mapping[str, Any], header: Mapping[str, Any] = EMPTY) -> RunRecord:
-    """Derives a run's record from its configuration.
+    """Derive a run's record from its configuration.
 
     Args:
         configuration: as verl prints it, nested or by dotted key; it may lack any key.
@@ -370,7 +370,7 @@ def record_of(configuration: Mapping[str, Any], header: Mapping[str, Any] = EMPT
 
 
 def fields_of(values: Mapping[str, Any]) -> RunRecord:
-    """Returns a record with what verl's keys and the clipx node say, and nothing else.
+    """Return a record with what verl's keys and the clipx node say, and nothing else.
 
     Args:
         values: dotted key to value, as a configuration or a record has them; it may lack any key.
@@ -446,7 +446,7 @@ def fields_of(values: Mapping[str, Any]) -> RunRecord:
 
 
 def recorded_line(line: str | None, folder: str | None) -> str | None:
-    """Returns the line of a run without the folder of its traces, which is a text of the user's; None without a line.
+    """Return the line of a run without the folder of its traces, which is a text of the user's; None without a line.
 
     Args:
         line: as the run printed it.
@@ -458,7 +458,7 @@ def recorded_line(line: str | None, folder: str | None) -> str | None:
 
 
 def handed_over(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the driver had resolved when the run started, by dotted key as in a record; empty without it.
+    """Return what the driver had resolved when the run started, by dotted key as in a record; empty without it.
 
     Args:
         configuration: dotted key to value, with the plugin's node in verl's, `keys.FACTS`.
@@ -469,7 +469,7 @@ def handed_over(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolved_loss(loss: Loss, handed: Mapping[str, Any]) -> Loss:
-    """Returns a record's loss with what only the start of the run could tell of it.
+    """Return a record's loss with what only the start of the run could tell of it.
 
     Args:
         loss: as the configuration's other keys say.
@@ -487,7 +487,7 @@ def resolved_loss(loss: Loss, handed: Mapping[str, Any]) -> Loss:
 
 
 def loss_of(values: Mapping[str, Any]) -> Loss:
-    """Returns the loss that a configuration chooses, as far as verl's keys and the clipx node say it.
+    """Return the loss that a configuration chooses, as far as verl's keys and the clipx node say it.
 
     Args:
         values: dotted key to value.
@@ -511,7 +511,7 @@ def loss_of(values: Mapping[str, Any]) -> Loss:
 
 
 def with_hashed_texts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns verl's clip keys with their values, which are numbers, and with the hash of any text."""
+    """Return verl's clip keys with their values, which are numbers, and with the hash of any text."""
     kept: dict[str, Any] = {}
     for name, value in values.items():
         is_key = name.rpartition(".")[2] == "key"
@@ -520,13 +520,13 @@ def with_hashed_texts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kept_option(option: str) -> str:
-    """Returns an option of a run that no test has run, a sentence or `key=value`, as the record keeps it."""
+    """Return an option of a run that no test has run, a sentence or `key=value`, as the record keeps it."""
     key, mark, value = option.partition("=")
     return f"{key}={kept_value(key, value)}" if mark else option
 
 
 def training_of(values: Mapping[str, Any]) -> Engine:
-    """Returns the engine that trains; `values`: dotted key to value."""
+    """Return the engine that trains; `values`: dotted key to value."""
     name = values.get(keys.STRATEGY)
     precision = values.get(keys.TRAINING_PRECISION.get(name, keys.MIXED_PRECISION))
     if precision is None and name in FSDP:
@@ -542,7 +542,7 @@ def training_of(values: Mapping[str, Any]) -> Engine:
 
 
 def reward_of(values: Mapping[str, Any]) -> Content:
-    """Returns the reward function of the user's own that a configuration names; no path if it names none."""
+    """Return the reward function of the user's own that a configuration names; no path if it names none."""
     for node in keys.REWARD_FUNCTIONS:
         function = keys.below(values, node)
         if function.get("path"):
@@ -551,19 +551,19 @@ def reward_of(values: Mapping[str, Any]) -> Content:
 
 
 def paths_of(value: Any) -> tuple[str, ...]:
-    """Returns the paths that a key has, which may be a list of them or one; none where it is empty."""
+    """Return the paths that a key has, which may be a list of them or one; none where it is empty."""
     if not value:
         return ()
     return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
 
 
 def as_json(record: RunRecord) -> dict[str, Any]:
-    """Returns a record as plain nested values, as its file has them."""
+    """Return a record as plain nested values, as its file has them."""
     return dataclasses.asdict(record)
 
 
 def read_record(content: Mapping[str, Any], where: str) -> RunRecord:
-    """Returns the record in a file's content, of this form or of an older one without a number.
+    """Return the record in a file's content, of this form or of an older one without a number.
 
     Args:
         content: the file's object.
@@ -589,7 +589,7 @@ def read_record(content: Mapping[str, Any], where: str) -> RunRecord:
 
 
 def with_later_fields(before: RunRecord) -> RunRecord:
-    """Returns a record of form 2 with the fields that form 3 adds, by what it keeps of its configuration."""
+    """Return a record of form 2 with the fields that form 3 adds, by what it keeps of its configuration."""
     derived = fields_of(before.configuration)
     return dataclasses.replace(
         before,
@@ -601,7 +601,7 @@ def with_later_fields(before: RunRecord) -> RunRecord:
 
 
 def with_hashes(before: RunRecord) -> RunRecord:
-    """Returns a record of form 1, whose configuration is whole, with the hashes and the fields of this form."""
+    """Return a record of form 1, whose configuration is whole, with the hashes and the fields of this form."""
     header = {
         "started": before.started,
         "commit": before.commit,
@@ -619,7 +619,7 @@ def with_hashes(before: RunRecord) -> RunRecord:
 
 
 def _built(kind: type, content: Any, where: str) -> Any:
-    """Builds a class of the record from plain values; fields that this version doesn't know are left out."""
+    """Build a class of the record from plain values; fields that this version doesn't know are left out."""
     if not isinstance(content, Mapping):
         raise ValueError(f"{where}: not a record ({content!r:.40}); remove it to read the log without it.")
     given: dict[str, Any] = {}

@@ -28,7 +28,7 @@ LATEST = "latest_checkpointed_iteration.txt"
 
 
 def log_path(config: Mapping[str, Any]) -> Path:
-    """Returns where verl's file logger writes, by the environment variables and names that it reads."""
+    """Return where verl's file logger writes, by the environment variables and names that it reads."""
     if LOG_VARIABLE in os.environ:
         return Path(os.environ[LOG_VARIABLE])
     root = Path(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")).expanduser()
@@ -36,13 +36,13 @@ def log_path(config: Mapping[str, Any]) -> Path:
 
 
 def logs_to_file(config: Mapping[str, Any]) -> bool:
-    """Returns whether a run writes verl's file log."""
+    """Return whether a run writes verl's file log."""
     loggers = value_at(config, LOGGERS) or ()
     return "file" in ([loggers] if isinstance(loggers, str) else loggers)
 
 
 def own_log_path(config: Mapping[str, Any]) -> Path | None:
-    """Returns where the plugin keeps a run's log: verl's file log, or without one in trainer.default_local_dir.
+    """Return where the plugin keeps a run's log: verl's file log, or without one in trainer.default_local_dir.
 
     None if the run lacks the node clipx or says clipx.log=false, and where the log is a pipe or a device.
     """
@@ -60,22 +60,22 @@ def own_log_path(config: Mapping[str, Any]) -> Path | None:
 
 
 def record_path(log: Path) -> Path:
-    """Returns the record of a log's run, beside the log."""
+    """Return the record of a log's run, beside the log."""
     return log.with_suffix(".run.json")
 
 
 def lock_path(log: Path) -> Path:
-    """Returns the lock of a log's run, beside the log."""
+    """Return the lock of a log's run, beside the log."""
     return log.with_suffix(".lock")
 
 
 def traces_path(log: Path) -> Path:
-    """Returns the folder of a run's traces: `traces` beside metrics.jsonl, `NAME.traces` beside NAME.jsonl."""
+    """Return the folder of a run's traces: `traces` beside metrics.jsonl, `NAME.traces` beside NAME.jsonl."""
     return log.with_name("traces") if log.name == METRICS else log.with_suffix(".traces")
 
 
 def checkpoint_step(path: str | Path | None) -> int:
-    """Returns a checkpoint's step by its path, verl's folder `global_step_<N>` or one in it; 0 if the path names none.
+    """Return a checkpoint's step by its path, verl's folder `global_step_<N>` or one in it; 0 if the path names none.
 
     Folders above it may have such a name too: like verl (trainer_base.py, `_load_checkpoint`), this goes by the last.
     """
@@ -84,7 +84,7 @@ def checkpoint_step(path: str | Path | None) -> int:
 
 
 def resumed_step(config: Mapping[str, Any]) -> int:
-    """Returns the step of the checkpoint that a run continues from, found as verl finds it; 0 if there is none."""
+    """Return the step of the checkpoint that a run continues from, found as verl finds it; 0 if there is none."""
     mode = value_at(config, RESUME_MODE)
     if mode == NAMED_CHECKPOINT:
         return checkpoint_step(value_at(config, RESUME_PATH))

@@ -21,7 +21,7 @@ class FolderInUse(RuntimeError):
 
 
 def take_lock(path: Path) -> bool:
-    """Takes a lock on a file until `release` or the end of this process; the file stays.
+    """Take a lock on a file until `release` or the end of this process; the file stays.
 
     Returns:
         Whether this process holds the lock; False where the file system cannot lock files.
@@ -55,7 +55,7 @@ def take_lock(path: Path) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Returns whether a run holds a lock; False where its file is missing, True where the file system has no locks."""
+    """Return whether a run holds a lock; False where its file is missing, True where the file system has no locks."""
     try:
         file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -69,7 +69,7 @@ def is_held(path: Path) -> bool:
 
 
 def release() -> None:
-    """Gives up the locks of this process."""
+    """Give up the locks of this process."""
     while _held:
         os.close(_held.popitem()[1])
 

@@ -29,7 +29,7 @@ class Sampling:
 
     @property
     def truncates(self) -> dict[str, float]:
-        """Returns the settings that cut the distribution, by their names."""
+        """Return the settings that cut the distribution, by their names."""
         cuts: dict[str, float] = {}
         if is_number(self.top_p) and self.top_p < 1:
             cuts["top_p"] = self.top_p
@@ -60,10 +60,10 @@ class Correction:
 
     @property
     def rejects_in_loss(self) -> bool:
-        """Returns whether the loss itself has to reject: in bypass mode verl's trainer does not."""
+        """Return whether the loss itself has to reject: in bypass mode verl's trainer does not."""
         return bool(self.bypass) and self.rejection is not None
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value of a configuration is a number."""
+    """Return whether a value of a configuration is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -22,7 +22,7 @@ PASSES = {"low_first": ("low", "high"), "high_first": ("high", "low"), "low_only
 
 
 def position(update: int, name: str | None = None) -> str:
-    """Returns the name of an update within its rollout batch; `name` is that of Lopti's pass."""
+    """Return the name of an update within its rollout batch; `name` is that of Lopti's pass."""
     return f"{name}/update_{update}" if name else f"update_{update}"
 
 
@@ -64,21 +64,21 @@ class Schedule:
 
     @property
     def updates_on_batch(self) -> int | None:
-        """Returns the updates of all passes over a rollout batch as the worker gets it; None if unknown."""
+        """Return the updates of all passes over a rollout batch as the worker gets it; None if unknown."""
         return self.updates and self.updates * max(len(self.passes), 1)
 
     @property
     def updates_a_step(self) -> int | None:
-        """Returns the updates of a logged step; None if unknown."""
+        """Return the updates of a logged step; None if unknown."""
         return self.updates_on_batch and self.updates_on_batch * self.batches_a_step
 
     @property
     def only_at_ratio_one(self) -> bool:
-        """Returns whether each rollout batch gets a single update, which starts at ratio 1."""
+        """Return whether each rollout batch gets a single update, which starts at ratio 1."""
         return self.starts_at_ratio_one and self.updates == 1 and len(self.passes) < 2
 
     def decided_from(self, update: str, *, past: bool = False) -> DecidedFrom:
-        """Returns the tokens that an update's bounds are decided from.
+        """Return the tokens that an update's bounds are decided from.
 
         Args:
             update: its name within its rollout batch, by `position`.
@@ -89,7 +89,7 @@ class Schedule:
         return self.bounds_of_first if update == position(0) else self.bounds
 
     def makes_extra_pass(self, update: str, *, past: bool = False) -> bool:
-        """Returns whether an update is preceded by a pass without gradient over its mini-batch.
+        """Return whether an update is preceded by a pass without gradient over its mini-batch.
 
         The arguments are those of `decided_from`.
         """
@@ -97,7 +97,7 @@ class Schedule:
 
     @property
     def extra_passes(self) -> str:
-        """Returns in words which updates of the configuration have an extra pass; an empty text if none has."""
+        """Return in words which updates of the configuration have an extra pass; an empty text if none has."""
         first_pass = self.passes[0] if self.passes else None
         if self.makes_extra_pass(position(0, first_pass), past=True):
             return "before each update"
@@ -107,13 +107,13 @@ class Schedule:
 
     @property
     def may_need_extra_pass(self) -> bool:
-        """Returns whether an update may have an extra pass: verl may make more updates than the configuration gives."""
+        """Return whether an update may have an extra pass: verl may make more updates than the configuration gives."""
         of_bounds = (self.bounds, self.bounds_of_first, self.bounds_without_past)
         return self.selects_by_pass or DecidedFrom.MINI_BATCH in of_bounds
 
 
 def schedule_of(values: keys.Values, settings: "Settings | Observe | None" = None) -> Schedule:
-    """Makes the schedule of a run.
+    """Make the schedule of a run.
 
     Args:
         values: the keys of `keys.READ` with their values.
@@ -140,7 +140,7 @@ def schedule_of(values: keys.Values, settings: "Settings | Observe | None" = Non
 
 
 def updates_of(values: keys.Values, parts: int) -> int | None:
-    """Returns the optimizer updates of one pass over a part of a rollout batch, or None if unknown."""
+    """Return the optimizer updates of one pass over a part of a rollout batch, or None if unknown."""
     epochs = values.get(keys.EPOCHS) or 1
     at_once = values.get(keys.MINI_BATCHES_AT_ONCE)
     if at_once:
@@ -154,7 +154,7 @@ def updates_of(values: keys.Values, parts: int) -> int | None:
 
 
 def with_settings(schedule: Schedule, settings: "Settings", values: keys.Values) -> Schedule:
-    """Returns a schedule with what the plugin's part in the run determines of it.
+    """Return a schedule with what the plugin's part in the run determines of it.
 
     Args:
         schedule: what verl's keys alone determine.
@@ -185,7 +185,7 @@ def with_settings(schedule: Schedule, settings: "Settings", values: keys.Values)
 
 
 def bounds_fields(schedule: Schedule, settings: "Settings", *, trains_all_in_one_pass: bool) -> dict[str, DecidedFrom]:
-    """Returns those fields of `Schedule` that say from which tokens bounds are decided.
+    """Return those fields of `Schedule` that say from which tokens bounds are decided.
 
     Args:
         schedule: what verl's keys alone determine.
@@ -218,12 +218,12 @@ def bounds_fields(schedule: Schedule, settings: "Settings", *, trains_all_in_one
 
 
 def counted_schedule(values: keys.Values, order: str | None) -> Schedule:
-    """Returns as much of a schedule as verl's keys and Lopti's order, `clipx.update.order`, determine: the counts."""
+    """Return as much of a schedule as verl's keys and Lopti's order, `clipx.update.order`, determine: the counts."""
     return dataclasses.replace(schedule_of(values), passes=PASSES.get(order, ()))
 
 
 def recorded_schedule(configuration: Mapping[str, Any]) -> Schedule:
-    """Returns the schedule of a run from its recorded configuration, by dotted key.
+    """Return the schedule of a run from its recorded configuration, by dotted key.
 
     A record of an older version, or of a run without the plugin, has no schedule, but the keys that its counts follow
     from.

@@ -90,7 +90,7 @@ def named_keys(overrides: Collection[str]) -> dict[str, str]:
 def resolve_into_config(
     config: DictConfig, *, named: Collection[str] = (), group: str | None = None
 ) -> Resolved | None:
-    """Resolves a run and writes the result into its configuration.
+    """Resolve a run and write the result into its configuration.
 
     Before that, the node `run` of the actor's policy_loss is a placeholder, the interpolation `${clipx_run:}`.
 

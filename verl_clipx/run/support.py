@@ -20,7 +20,7 @@ PASSED = "passed"
 
 
 def find_results() -> Path:
-    """Returns the folder of the results: inside the package in a wheel, in docs in a checkout.
+    """Return the folder of the results: inside the package in a wheel, in docs in a checkout.
 
     Where there is neither, it is the package's folder, in which no file is found.
     """
@@ -47,7 +47,7 @@ NAMED: Mapping[str, Mapping[Any, str]] = {
 
 
 def takes_images(path: str | None) -> bool:
-    """Returns whether a model takes more than text; False if its configuration is not on this machine."""
+    """Return whether a model takes more than text; False if its configuration is not on this machine."""
     config = keys.read_model_config(path)
     return config is not None and config.get_text_config() is not config
 
@@ -75,12 +75,12 @@ OPTIONS: Mapping[str, Mapping[str, bool | Callable[[Any], bool]]] = {
 
 @functools.cache
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Returns the content of every file on a device, the CPUs' first."""
+    """Return the content of every file on a device, the CPUs' first."""
     return [read_json(path) for kind in ("cpu", "gpu") for path in sorted((folder / kind).glob("*.json"))]
 
 
 def options_of(record: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Returns the options of a device's tests, each with its outcome and perhaps a note.
+    """Return the options of a device's tests, each with its outcome and perhaps a note.
 
     Several parts may have run an option. It has failed if one of them failed it.
     """
@@ -93,7 +93,7 @@ def options_of(record: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def passed_options() -> frozenset[str]:
-    """Returns the names of the options that have passed on some device."""
+    """Return the names of the options that have passed on some device."""
     names = set()
     for record in read_records(RESULTS):
         for name, option in options_of(record).items():
@@ -103,7 +103,7 @@ def passed_options() -> frozenset[str]:
 
 
 def untested(values: keys.Values) -> list[str]:
-    """Returns those of a run's options that no test has run: keys with their values, and names of options.
+    """Return those of a run's options that no test has run: keys with their values, and names of options.
 
     Args:
         values: the keys of `keys.READ` with their values.
@@ -121,7 +121,7 @@ def untested(values: keys.Values) -> list[str]:
 
 
 def has_option(values: keys.Values, wanted: Mapping[str, Any]) -> bool:
-    """Returns whether a run's keys have the values of an option of `OPTIONS`.
+    """Return whether a run's keys have the values of an option of `OPTIONS`.
 
     Args:
         values: the keys of `keys.READ` with their values.
@@ -136,14 +136,14 @@ def has_option(values: keys.Values, wanted: Mapping[str, Any]) -> bool:
 
 
 def tested_values(option: str) -> list[Any]:
-    """Returns the values that tests have run in place of an untested `key=value`; none for the name of an option."""
+    """Return the values that tests have run in place of an untested `key=value`; none for the name of an option."""
     key = option.partition("=")[0]
     passed = passed_options()
     return [value for value, name in NAMED.get(key, {}).items() if name in passed]
 
 
 def read_costs() -> dict[str, Any]:
-    """Returns the measured costs, and under `source` the page that says how they came about.
+    """Return the measured costs, and under `source` the page that says how they came about.
 
     A test compares them with that page.
     """
@@ -162,7 +162,7 @@ NOT_SET = {
 
 
 def shape_of(config: DictConfig) -> dict[str, Any]:
-    """Returns the shape of a run: device, number of nodes and ranks, engine, rollout, and most tokens of a sequence.
+    """Return the shape of a run: device, number of nodes and ranks, engine, rollout, and most tokens of a sequence.
 
     What is not set is None.
     """
@@ -183,7 +183,7 @@ def shape_of(config: DictConfig) -> dict[str, Any]:
 
 
 def is_covered(shape: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
-    """Returns whether a run was at least as large as a shape, with the same device, engine and rollout."""
+    """Return whether a run was at least as large as a shape, with the same device, engine and rollout."""
     if None in shape.values():
         return False
     if any(shape[key] != run[key] for key in ("device", "engine", "rollout")):
@@ -192,17 +192,17 @@ def is_covered(shape: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
 
 
 def passed_devices() -> list[str]:
-    """Returns the names of the devices on which a part of the tests has passed."""
+    """Return the names of the devices on which a part of the tests has passed."""
     return [record["device"] for record in read_records(RESULTS) if has_passed_part(record)]
 
 
 def has_passed_part(record: Mapping[str, Any]) -> bool:
-    """Returns whether a part of a device's tests has passed."""
+    """Return whether a part of a device's tests has passed."""
     return any(part["outcome"] == PASSED for part in record["parts"].values())
 
 
 def devices_with_run(shape: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the devices on which a run of a shape, or a larger one, was tried.
+    """Return the names of the devices on which a run of a shape, or a larger one, was tried.
 
     A run that a file lists counts whatever became of the part that it belongs to.
     """
@@ -215,7 +215,7 @@ def devices_with_run(shape: Mapping[str, Any]) -> list[str]:
 
 
 def describe_support(config: DictConfig) -> str:
-    """Returns the text of `clipx explain` on where runs have run, for a run with this configuration.
+    """Return the text of `clipx explain` on where runs have run, for a run with this configuration.
 
     It names the devices on which tests have passed, then this run's shape, then the devices on which a run of this
     shape or a larger one was tried.
@@ -231,7 +231,7 @@ def describe_support(config: DictConfig) -> str:
 
 
 def shape_in_words(shape: Mapping[str, Any]) -> str:
-    """Returns a shape as a list for a reader, which says what is not set."""
+    """Return a shape as a list for a reader, which says what is not set."""
     parts = []
     for key in ("nodes", "ranks", "engine", "rollout", "tokens", "device"):
         value = shape[key]

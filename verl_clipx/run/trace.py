@@ -33,5 +33,5 @@ class Trace(Parameters):
     )
 
     def includes(self, step: int) -> bool:
-        """Returns whether a training step, from 1, is traced: the first one, and then one in every `every` steps."""
+        """Return whether a training step, from 1, is traced: the first one, and then one in every `every` steps."""
         return (step - 1) % self.every == 0

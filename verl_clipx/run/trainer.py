@@ -41,12 +41,12 @@ class Trainer:
 
     @property
     def is_v1(self) -> bool:
-        """Returns whether it is verl's v1 trainer, which reads the keys of trainer.v1; so it is where nothing says."""
+        """Return whether it is verl's v1 trainer, which reads the keys of trainer.v1; so it is where nothing says."""
         return self.kind not in (OLDER, ONE_STEP_OFF, FULLY_ASYNC)
 
 
 def trainer_of(configuration: Mapping[str, Any]) -> Trainer:
-    """Returns the trainer that a configuration of verl's chooses; `configuration`: dotted key to value."""
+    """Return the trainer that a configuration of verl's chooses; `configuration`: dotted key to value."""
     kind = kind_of(configuration)
     bypass = bool(configuration.get(keys.BYPASS))
     return Trainer(
@@ -59,7 +59,7 @@ def trainer_of(configuration: Mapping[str, Any]) -> Trainer:
 
 
 def kind_of(configuration: Mapping[str, Any]) -> str | None:
-    """Returns which trainer a configuration chooses, as `Trainer.kind`."""
+    """Return which trainer a configuration chooses, as `Trainer.kind`."""
     # The experimental trainers inherit the keys of trainer.v1 and trainer.use_v1=True, but do not read them.
     of_fully_async = keys.below(configuration, keys.ASYNC_TRAINING).values()
     if any(value is not None for value in of_fully_async):

@@ -15,7 +15,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def find_spec(name, path=None, target=None):
-    """Finds no module, but ends the interpreter if it imports verl's trainer without the plugin."""
+    """Find no module, but end the interpreter if it imports verl's trainer without the plugin."""
     if name == "verl" and not any(finder.find_spec(name, path) for finder in sys.meta_path if finder is not this):
         note(f"{sys.executable} has no verl{'' if util.find_spec('verl_clipx') else ' and no verl-clipx'}")
     if name == "verl.trainer" and "verl_clipx.plugin" not in sys.modules:
@@ -30,7 +30,7 @@ def find_spec(name, path=None, target=None):
 
 
 def note(what: str) -> str:
-    """Leaves a line for explain.py, and returns it."""
+    """Leave a line for explain.py, and return it."""
     with open(os.path.join(os.path.dirname(FOLDER), "notes"), "a") as file:
         file.write(f"{what}\n")
     return what
