@@ -3,6 +3,7 @@ cache.
 """
 
 import hashlib
+import json
 import sys
 
 import huggingface_hub
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from verl_clipx.run.content import (
-    OF_COMMIT,
+    COMMIT_PREFIX,
     PART,
     count_parameters,
     hash_of_checkpoint,
@@ -71,9 +72,9 @@ def test_a_model_on_the_hub_has_the_hash_of_its_commit(tmp_path, monkeypatch):
         return hash_of_model(["org/base"])
 
     first, second = cached("a" * 40), cached("b" * 40)
-    assert first != second and cached("a" * 40) == first and first.startswith(OF_COMMIT)
+    assert first != second and cached("a" * 40) == first and first.startswith(COMMIT_PREFIX)
     tokenizer = make_model(tmp_path / "tokenizer", tokenizer="[1]")
-    assert hash_of_model(["org/base", tokenizer]).startswith(OF_COMMIT)
+    assert hash_of_model(["org/base", tokenizer]).startswith(COMMIT_PREFIX)
     assert hash_of_model(["org/other"]) is None
 
 
@@ -172,6 +173,19 @@ def test_the_parameters_of_a_model_are_those_of_its_tensors_in_all_files(tmp_pat
     save_file({"a": torch.zeros(2, 3), "b": torch.zeros(())}, tmp_path / "model-1.safetensors", {"format": "pt"})
     save_file({"c": torch.zeros(5, dtype=torch.bfloat16)}, tmp_path / "model-2.safetensors")
     assert count_parameters([str(tmp_path), "a/tokenizer"]) == 6 + 1 + 5
+
+
+def test_weights_that_a_folder_has_twice_are_counted_once(tmp_path):
+    indexed = tmp_path / "indexed"
+    single = tmp_path / "single"
+    for folder, name in ((indexed, "model-00001-of-00001.safetensors"), (single, "model.safetensors")):
+        folder.mkdir()
+        save_file({"a": torch.zeros(2, 3)}, folder / name)
+        save_file({"a": torch.zeros(2, 3)}, folder / "consolidated.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (indexed / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert count_parameters([str(indexed)]) == 6
+    assert count_parameters([str(single)]) == 6
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no safetensors", b"\x02" + bytes(7) + b"[]", b"\xff" * 8 + b"{}"])

@@ -1,4 +1,7 @@
-"""Hashes of what a run reads: models, data, the reward and other files, by which two runs are told apart."""
+"""Hashes of what a run reads: models, data, the reward and other files. They tell two runs apart.
+
+Every hash is SHA-256 in hexadecimal, and None where the content cannot be read on this machine.
+"""
 
 import contextlib
 import hashlib
@@ -12,13 +15,17 @@ from typing import Any
 
 import yaml
 
-from verl_clipx.common.files import hash_of_file, hash_of_json
+from verl_clipx.common.files import hash_of_file, hash_of_json, read_json
 
-# What tells models apart beside their weights: their shape, the sizes of their shards and their tokenizer.
-OF_A_MODEL = (
+# The file with all weights of a model that is not divided into shards, and for other models the file that says which
+# shard has which weights.
+ONLY_WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# The files that tell models apart besides the weights: with a model's shape, its tokenizer and the sizes of its shards.
+MODEL_FILES = (
     "config.json",
     "generation_config.json",
-    "model.safetensors.index.json",
+    INDEX,
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -33,38 +40,45 @@ WEIGHTS = ("*.safetensors", "*.bin")
 PART = 1 << 20
 # The most bytes that safetensors itself reads as a header.
 LONGEST_HEADER = 100_000_000
-# A model that is named by its name on the hub has this before its hash, which is of a commit and not of files.
-OF_COMMIT = "commit:"
+# This stands before the hash of a model that the configuration names as the hub does. Such a hash is of the commit's
+# id, and not of files.
+COMMIT_PREFIX = "commit:"
 # The keys by which a file of tools, interactions or agent loops names classes.
-NAMES_CLASS = ("_target_", "class_name")
+KEYS_OF_CLASSES = ("_target_", "class_name")
 
 
 def hash_of_model(paths: Sequence[str]) -> str | None:
-    """Return the hash of a model's configuration, index and tokenizer, and of parts of its weights.
+    """Return the hash of a model, with that of its tokenizer if the tokenizer is elsewhere.
+
+    In a folder, the files of `MODEL_FILES` are hashed, and the ends of the files with weights. Of a name on the hub,
+    only the commit's id is hashed.
 
     Args:
-        paths: of the model and, if it is elsewhere, of its tokenizer: a folder, or a name on the hub whose commit is in
-            this machine's cache.
+        paths: the model's path and, if the tokenizer is elsewhere, the tokenizer's. Each is a local folder, or the name
+            of a model on the hub with a commit in this machine's cache.
 
     Returns:
-        SHA-256 in hexadecimal, after `OF_COMMIT` if a path is a name on the hub; None without a path, or if nothing
-        tells what one of them is.
+        The hash, prefixed with `COMMIT_PREFIX` if a path is a name on the hub. None if `paths` is empty, or if a path
+        is neither a readable folder with one of `MODEL_FILES` nor a name with a cached commit.
     """
-    hashes = [_hash_of_folder(path) for path in paths]
+    hashes = [_hash_of_path(path) for path in paths]
     if not hashes or None in hashes:
         return None
     if len(hashes) == 1:
         return hashes[0]
-    kind = OF_COMMIT if any(digest.startswith(OF_COMMIT) for digest in hashes) else ""
-    return kind + hash_of_json(hashes)
+    prefix = ""
+    if any(digest.startswith(COMMIT_PREFIX) for digest in hashes):
+        prefix = COMMIT_PREFIX
+    return prefix + hash_of_json(hashes)
 
 
-def _hash_of_folder(path: str) -> str | None:
+def _hash_of_path(path: str) -> str | None:
+    """Return the hash of a single path, as `hash_of_model` has it."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
         commit = _commit_of_model(path)
-        return None if commit is None else OF_COMMIT + hash_of_json(commit)
-    files = [folder / name for name in OF_A_MODEL if (folder / name).is_file()]
+        return None if commit is None else COMMIT_PREFIX + hash_of_json(commit)
+    files = [folder / name for name in MODEL_FILES if (folder / name).is_file()]
     if not files:
         return None
     with contextlib.suppress(OSError):
@@ -74,50 +88,62 @@ def _hash_of_folder(path: str) -> str | None:
 
 
 def _parts_of_weights(folder: Path) -> dict[str, Any]:
-    """Return the sizes of a model's weights with hashes of their ends, by file."""
+    """Return the size of each file with weights and the hashes of its two ends, by the file's name."""
     files = [path for pattern in WEIGHTS for path in folder.glob(pattern)]
     return {path.name: [path.stat().st_size, *_ends_of(path)] for path in files}
 
 
 def count_parameters(paths: Sequence[str]) -> int | None:
-    """Return how many parameters a model has, by the headers of its files of weights.
+    """Return how many parameters a model has, counted in the headers of its safetensors files.
 
     Args:
-        paths: as for `hash_of_model`; the first one is the model.
+        paths: as for `hash_of_model`; only the first path, the model's, is read.
 
     Returns:
-        None without a path, or if it is no folder with readable safetensors.
+        The number of parameters; None if `paths` is empty, or if the model's path is no folder with readable
+        safetensors files.
     """
     if not paths:
         return None
-    files = sorted(Path(paths[0]).expanduser().glob("*.safetensors"))
-    if not files:
-        return None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        return sum(map(_parameters_in, files))
+        files = _weight_files_in(Path(paths[0]).expanduser())
+        return sum(map(_count_parameters_in, files)) if files else None
     return None
 
 
-def _parameters_in(file: Path) -> int:
-    """Return the number of parameters in a file, whose header has the shape of each tensor.
+def _weight_files_in(folder: Path) -> list[Path]:
+    """Return those safetensors files of a folder that transformers loads; all of them if none is named as usual.
 
-    Source: the format of safetensors: the length of the header in eight bytes, little-endian, then the header as JSON.
+    A folder may have the weights twice, such as Mistral's, which has consolidated.safetensors too.
+    """
+    if (folder / ONLY_WEIGHTS).is_file():
+        return [folder / ONLY_WEIGHTS]
+    if (folder / INDEX).is_file():
+        index = read_json(folder / INDEX)
+        return [folder / name for name in sorted(set(index["weight_map"].values()))]
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _count_parameters_in(file: Path) -> int:
+    """Return the number of parameters in a safetensors file, whose header has the shape of each tensor.
+
+    A safetensors file begins with the length of its header in eight bytes, little-endian. The header follows, as JSON.
     """
     with file.open("rb") as content:
         length = int.from_bytes(content.read(8), "little")
         if length > LONGEST_HEADER:
-            raise ValueError(f"{file}: a header of {length} bytes is not one of a safetensors file")
+            raise ValueError(f"{file}: not a safetensors file, whose header never has {length} bytes")
         header = json.loads(content.read(length))
     return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
 def _commit_of_model(name: str) -> str | None:
-    """Return the commit that this machine's cache has of a model on the hub; None if it has none."""
+    """Return the id of the commit that this machine's cache has of a model on the hub; None if it has none."""
     from huggingface_hub import try_to_load_from_cache
 
-    # What is no name on the hub is refused.
+    # The hub's library raises a ValueError for a text that cannot be a name on the hub.
     with contextlib.suppress(ValueError):
-        for file in OF_A_MODEL:
+        for file in MODEL_FILES:
             cached = try_to_load_from_cache(name, file)
             if isinstance(cached, str):
                 parts = Path(cached).parts
@@ -126,7 +152,7 @@ def _commit_of_model(name: str) -> str | None:
 
 
 def hash_of_data(paths: Sequence[str]) -> str | None:
-    """Return the hash of data files in their order; None without any, or if one can't be read here."""
+    """Return the hash of data files, which depends on their order; None if there are no files, or one is unreadable."""
     files = [Path(path).expanduser() for path in paths]
     if not files or not all(file.is_file() for file in files):
         return None
@@ -136,13 +162,12 @@ def hash_of_data(paths: Sequence[str]) -> str | None:
 
 
 def hash_of_checkpoint(folder: Path) -> str | None:
-    """Return the hash of a checkpoint's files: their names and sizes, and of each its first and its last part.
+    """Return the hash of a checkpoint: of the names, the sizes and the two ends of its files.
 
-    The end of a file of torch's has the checksums of all its tensors, so that it tells weights apart without reading
-    them.
+    torch writes the checksums of all tensors at the end of a file, so that the end tells weights apart.
 
     Returns:
-        SHA-256 in hexadecimal; None if the folder can't be read here, or has no file.
+        The hash; None if the folder is unreadable, or has no file.
     """
     with contextlib.suppress(OSError):
         files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -152,7 +177,7 @@ def hash_of_checkpoint(folder: Path) -> str | None:
 
 
 def _ends_of(path: Path) -> list[str]:
-    """Return the hashes of the first and of the last part of a file."""
+    """Return the hashes of the first and of the last `PART` bytes of a file."""
     with path.open("rb") as file:
         first = file.read(PART)
         file.seek(max(path.stat().st_size - PART, 0))
@@ -161,17 +186,17 @@ def _ends_of(path: Path) -> list[str]:
 
 
 def hash_of_reward(path: str | None) -> str | None:
-    """Return the hash of the file of a reward function.
+    """Return the hash of the file with a reward function.
 
     Args:
-        path: as verl takes it, with file:// or pkg:// before it or not.
+        path: the path as verl takes it: of a file, perhaps after file://, or of a module, after pkg://.
 
     Returns:
-        SHA-256 in hexadecimal; None without a path, or if the file can't be found here.
+        The hash; None without a path, or if there is no such file.
     """
     if path and path.startswith("pkg://"):
         module = find_spec(path.removeprefix("pkg://").replace("/", "."))
-        path = module and module.origin
+        path = None if module is None else module.origin
     if not path:
         return None
     file = Path(path.removeprefix("file://")).expanduser()
@@ -179,13 +204,17 @@ def hash_of_reward(path: str | None) -> str | None:
 
 
 def hash_of_named(path: str) -> str | None:
-    """Return the hash of what another key names: a file of code, of tools or of agent loops, or a model.
+    """Return the hash of what another key of the configuration names: a file of code or of YAML, or a model.
 
-    A file of YAML counts with the sources of the classes that it names, those of verl apart.
+    The hash of a YAML file, such as one of tools or of agent loops, includes the source files of the classes that it
+    names, except verl's own classes.
+
+    Args:
+        path: the key's value, as for `hash_of_reward` or as a path of `hash_of_model`.
 
     Returns:
-        As `hash_of_model` for a folder with a model and for a name on the hub, otherwise SHA-256 in hexadecimal; None
-        if it, or the source of a class, can't be read here.
+        The hash, for a model as `hash_of_model` returns it. None if nothing at `path` is readable, or if the source of
+        a class is not found.
     """
     with contextlib.suppress(OSError, ImportError, ValueError, yaml.YAMLError):
         place = Path(path.removeprefix("file://")).expanduser()
@@ -199,15 +228,17 @@ def hash_of_named(path: str) -> str | None:
         sources = [source_of(name) for name in classes_in(yaml.safe_load(place.read_text()))]
         if None in sources:
             return None
-        return hash_of_json([digest, *(hash_of_file(source) for source in sources)]) if sources else digest
+        if not sources:
+            return digest
+        return hash_of_json([digest, *(hash_of_file(source) for source in sources)])
     return None
 
 
 def classes_in(content: Any) -> Iterator[str]:
-    """Yield the names of classes, as package.module.Class, in what a file of YAML holds, without those of verl."""
+    """Yield the classes that the content of a YAML file names, as package.module.Class, except verl's own."""
     if isinstance(content, dict):
         for key, value in content.items():
-            if key in NAMES_CLASS and isinstance(value, str) and not value.startswith("verl."):
+            if key in KEYS_OF_CLASSES and isinstance(value, str) and not value.startswith("verl."):
                 yield value
             else:
                 yield from classes_in(value)
@@ -217,14 +248,25 @@ def classes_in(content: Any) -> Iterator[str]:
 
 
 def source_of(name: str) -> Path | None:
-    """Return the file of the module of a class, without importing it; None if it is not found here."""
-    *packages, module, _ = ("", *name.split("."))
-    places: Sequence[str] | None = None
-    for package in filter(None, packages):
-        spec = PathFinder.find_spec(package, places)
+    """Return the file of the module that has a class, without importing the module; None if there is no such file.
+
+    Args:
+        name: the class, as package.module.Class.
+    """
+    names = name.split(".")
+    if len(names) < 2 or "" in names:
+        return None
+    *packages, module = names[:-1]
+    # The folders in which the next part of the name is looked up; None stands for sys.path.
+    folders: Sequence[str] | None = None
+    for package in packages:
+        # The finder wants only the last part of a package's or a module's name.
+        spec = PathFinder.find_spec(package, folders)
         if spec is None or spec.submodule_search_locations is None:
             return None
-        places = [*spec.submodule_search_locations]
-    # The finder compares only the last part of a name.
-    spec = PathFinder.find_spec(module, places) if module else None
-    return Path(spec.origin) if spec is not None and spec.origin and Path(spec.origin).is_file() else None
+        folders = [*spec.submodule_search_locations]
+    spec = PathFinder.find_spec(module, folders)
+    if spec is None or spec.origin is None:
+        return None
+    file = Path(spec.origin)
+    return file if file.is_file() else None

@@ -16,7 +16,7 @@ from verl_clipx.analysis.certify.arms import (
 from verl_clipx.analysis.certify.settings import LOSS, compared_values, differing, matches
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
-from verl_clipx.run.content import OF_COMMIT
+from verl_clipx.run.content import COMMIT_PREFIX
 from verl_clipx.run.kept_values import is_hash
 from verl_clipx.run.keys import (
     CRITIC_MODEL_PATH,
@@ -267,8 +267,8 @@ def compare_hashes(key: str, runs: Sequence[Run], hashes: Sequence[str | None]) 
     for digest in hashes:
         if not digest:
             continue
-        shown = digest.removeprefix(OF_COMMIT)[:SHOWN_CHARACTERS]
-        if digest.startswith(OF_COMMIT):
+        shown = digest.removeprefix(COMMIT_PREFIX)[:SHOWN_CHARACTERS]
+        if digest.startswith(COMMIT_PREFIX):
             hashes_of_commits.add(shown)
         else:
             hashes_of_files.add(shown)
