@@ -123,6 +123,18 @@ def test_addresses_lose_user_password_and_query():
     assert bare_address("s3://me:x@host/a@b?sig=x#y") == "s3://host/a@b" and bare_address("a/b?c") == "a/b?c"
 
 
+@pytest.mark.parametrize("mark", "/?#@:")
+def test_an_address_loses_a_password_whose_marks_are_not_escaped(mark):
+    assert bare_address(f"s3://me:hun{mark}ter@host/a?sig=x") == "s3://host/a"
+
+
+@pytest.mark.parametrize(
+    "address", ["hdfs://host:8020/of/me@work", "s3://[::1]:9000/a@b", "s3://[fe80::1]/a", "hf://a"]
+)
+def test_an_address_without_a_password_stays(address):
+    assert bare_address(address) == address
+
+
 # In a process of its own: other tests register losses, whose parameters the table does not have.
 DECLARED = """
 import json, sys

@@ -1,9 +1,9 @@
 """What a run's record keeps of its configuration: values that cannot hold a secret, and a hash in place of others.
 
-A number, and a text that verl or the plugin lists for its key, stay as they are. Any other text, and whatever stands at
-a key that neither declares, may be a credential. 16 bits of a hash tell two of them apart, and nobody can guess one
-from so few. declared_keys.json has the keys with their texts (scripts/declared_keys.py); what it lacks, as a
-key of a newer verl, is kept as a hash too. Importing this is cheap.
+A number stays as it is, and so does a text that verl or the plugin lists for its key. Any other text may be a
+credential, and so may any value of a key that neither of them declares. The record has 16 bits of a hash in its place,
+which tell two values apart, and are too few to find the value by guessing. declared_keys.json lists the declared keys
+with their texts (scripts/declared_keys.py). A key of a newer verl is not in this list. Importing this is cheap.
 """
 
 import hashlib
@@ -24,16 +24,18 @@ OPEN = "???"
 HASH = re.compile(r"hash:[0-9a-f]{4}")
 # The name of an object in a module, or of an entry of a registry.
 NAME = re.compile(r"[A-Za-z_][\w.]{0,99}(?::[A-Za-z_]\w{0,99})?")
-# A bound, or a lower and an upper one, of each of several corrections.
+# For each of several corrections, separated by commas: a bound, or a lower and an upper bound with _ between them.
 RANGE = re.compile(r"[\d.eE+-]{1,20}(?:[_,][\d.eE+-]{1,20}){0,9}")
+# The host of an address, perhaps in the brackets of IPv6, and perhaps a port.
+HOST_AND_PORT = re.compile(r"(?:\[[^\]]*\]|[^:]*)(?::\d*)?")
 
 
 class Declared(NamedTuple):
     """The keys that a configuration may have.
 
     Args:
-        numbers: those that take numbers.
-        texts: from every key to the texts that it takes beside other ones.
+        numbers: the keys that take numbers.
+        texts: by key, the texts that verl or the plugin lists for it; empty if they list none.
     """
 
     numbers: frozenset[str]
@@ -53,10 +55,12 @@ def kept_configuration(configuration: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a record keeps of a configuration.
 
     Args:
-        configuration: dotted key to value; a list is a value. What the record keeps already stays as it is.
+        configuration: the leaves by dotted key; a list is a leaf. It may itself be what a record keeps: a value that is
+            a hash already stays as it is.
 
     Returns:
-        The same keys, without those of Ray's start and of the plugin's nodes in verl's, which the record's fields have.
+        The kept values by the same keys. The keys below `ray_kwargs` are left out, and those below the plugin's nodes
+        in verl's policy loss, whose content the record has in its other fields.
     """
     left_out = (keys.RAY, *keys.OF_THE_PLUGIN)
     return {
@@ -67,11 +71,12 @@ def kept_configuration(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kept_value(key: str, value: Any) -> Any:
-    """Return a value as a record keeps it: itself, an address without its credentials, or its hash.
+    """Return what a record keeps of a value: the value itself, an address without its credentials, or a hash.
 
     Args:
-        key: the dotted key at which it stands.
-        value: plain; each item of a list is kept by itself, and a mapping as a whole.
+        key: the value's dotted key.
+        value: a number, a text, None, a list or a mapping. Each item of a list is treated as a value of its own, and a
+            mapping as a single value.
     """
     if value is None or value in ("", OPEN, {}):
         return value
@@ -85,7 +90,7 @@ def kept_value(key: str, value: Any) -> Any:
 
 
 def stays(key: str, value: Any) -> bool:
-    """Return whether a record keeps a single value of a key as it is."""
+    """Return whether a record keeps a value as it is; the arguments are those of `kept_value`, and no list."""
     if isinstance(value, str):
         known = texts_of(key)
         is_choice = value in known or all(part.strip() in known for part in value.split(","))
@@ -97,7 +102,7 @@ def stays(key: str, value: Any) -> bool:
 
 
 def texts_of(key: str) -> frozenset[str]:
-    """Return the texts that verl or the plugin lists for a key; none for one that neither declares."""
+    """Return the texts that verl or the plugin lists for a key; empty for a key that neither of them declares."""
     return declared().texts.get(key, frozenset())
 
 
@@ -107,18 +112,19 @@ def is_name(text: str) -> bool:
 
 
 def takes_numbers(key: str) -> bool:
-    """Return whether a number at a key stays; any key of the clipx node is a parameter, if only of a user's loss."""
+    """Return whether a record keeps a number at a key as it is."""
+    # A key of the clipx node that is not declared is a parameter of the user's own loss.
     return key in declared().numbers or key.startswith(f"{NODE}.")
 
 
 def hash_of(key: str, value: Any) -> str:
-    """Return 16 bits of a hash of a value at a key."""
+    """Return what a record has in place of a value: 16 bits of the hash of key and value, as hash:0f3c."""
     text = json.dumps([key, value], sort_keys=True, default=str)
     return f"hash:{hashlib.sha256(text.encode()).hexdigest()[:4]}"
 
 
 def is_hash(value: Any) -> bool:
-    """Return whether a value of a record stands for another one."""
+    """Return whether a value of a record is the hash of another value, or a list with such a hash in it."""
     if isinstance(value, list | tuple):
         return any(map(is_hash, value))
     return isinstance(value, str) and HASH.fullmatch(value) is not None
@@ -126,9 +132,13 @@ def is_hash(value: Any) -> bool:
 
 def bare_address(path: str) -> str:
     """Return an address without user, password, query and fragment; a path without :// stays as it is."""
-    scheme, mark, rest = path.partition("://")
-    if not mark:
+    scheme, separator, rest = path.partition("://")
+    if not separator:
         return path
-    place = re.split("[?#]", rest, maxsplit=1)[0]
-    host, slash, below = place.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{below}"
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    start_of_host = authority.rfind("@") + 1
+    if not HOST_AND_PORT.fullmatch(authority, start_of_host):
+        # What seems to be the port is no number: it is the beginning of a password with /, ? or #, not escaped.
+        start_of_host = rest.rfind("@") + 1
+    without_query = re.split("[?#]", rest[start_of_host:], maxsplit=1)[0]
+    return f"{scheme}://{without_query}"

@@ -203,6 +203,15 @@ def test_the_record_has_what_the_run_started_from_also_after_it_was_resumed(star
     assert recorded() == {"paths": [], "name": None, "hash": None, "parameters": None}
 
 
+def test_the_address_that_a_run_started_from_is_recorded_without_its_password(start, tmp_path):
+    # verl stops at such an address, but only after it has opened the log.
+    address = "s3://plantedname:plantedword@host/checkpoints/global_step_2"
+    start(1, [3], resume_mode="resume_path", resume_from_path=address)
+    text = record_path(tmp_path / LOG).read_text()
+    assert "planted" not in text
+    assert json.loads(text)["start"]["paths"] == ["s3://host/checkpoints/global_step_2"]
+
+
 @pytest.mark.parametrize("record", [None, "no JSON"])
 def test_a_resumed_run_whose_record_does_not_say_where_it_began_warns(start, tmp_path, caplog, capsys, record):
     start(1, [1, 2])

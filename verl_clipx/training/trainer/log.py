@@ -151,10 +151,12 @@ def find_start(log: Path, config: dict[str, Any], has_steps: bool) -> Content:
     step = resumed_step(config)
     if step == 0:
         return FROM_MODEL
-    folder = Path(str(value_at(config, CHECKPOINT_FOLDER))) / f"global_step_{step}"
     if value_at(config, RESUME_MODE) == NAMED_CHECKPOINT:
-        folder = Path(str(value_at(config, RESUME_PATH)))
-    return Content(paths=(bare_address(str(folder)),), hash=hash_of_checkpoint(folder))
+        folder = str(value_at(config, RESUME_PATH))
+    else:
+        folder = str(Path(str(value_at(config, CHECKPOINT_FOLDER))) / f"global_step_{step}")
+    # Not through `Path`, which makes s3:/ of s3://, so that the text would no longer be known as an address.
+    return Content(paths=(bare_address(folder),), hash=hash_of_checkpoint(Path(folder)))
 
 
 def write_record(log: Path, config: dict[str, Any], start: Content = FROM_MODEL) -> None:
