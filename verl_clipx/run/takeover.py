@@ -1,4 +1,8 @@
-"""Takes verl's clip keys over into a method's parameters, or refuses the run."""
+"""Takes verl's clip keys over into a method's parameters, or refuses the run.
+
+A clip key is here called by its name below `actor_rollout_ref.actor`, such as clip_ratio_low. A full key has all of its
+path.
+"""
 
 import dataclasses
 import math
@@ -13,13 +17,13 @@ from verl_clipx.run.keys import ACTOR, CLIP_KEYS, Values
 
 
 class Takeover(NamedTuple):
-    """What becomes of verl's clip keys under a method. A key whose value its parameter has already is in no field.
+    """What becomes of verl's clip keys under a method. A key that agrees with its parameter's value is in no field.
 
     Attributes:
-        taken: from each parameter that took a value over to verl's `key` by its name below the actor, the value `given`
-            there, and the parameter's `value`.
-        unused: from the full keys that are set and that the method does not read to their values.
-        refused: the settings that are refused.
+        taken: by parameter, for each that took a value over: `key`, verl's clip key; `given`, the value of that key;
+            `value`, the value that the parameter gets.
+        unused: by full key, the values of the clip keys that are set and that the method does not read.
+        refused: a refusal for each clip key that contradicts another setting, or whose value is not allowed.
     """
 
     taken: dict[str, dict[str, Any]]
@@ -34,8 +38,8 @@ def take_clip_keys_over(method: Method, values: Values, named: Collection[str] =
         method: built with its group's parameters and the user's overrides. A parameter that still has its default takes
             verl's value over.
         values: from `keys.read`.
-        named: the full keys that the command line names, verl's and the plugin's. A key that the method reads counts as
-            set if it is named, even with verl's default. So does a key that clipx.hold replaces.
+        named: the full keys that the command line names, verl's and the plugin's. A clip key with verl's default counts
+            as set if it is named and the method reads it, or clipx.hold replaces it.
     """
     taken: dict[str, dict[str, Any]] = {}
     refused = []
@@ -46,9 +50,9 @@ def take_clip_keys_over(method: Method, values: Values, named: Collection[str] =
         if verl_key is None:
             continue
         if field.name in method.solved_parameters:
-            keys_replaced_by_hold.update(verl_key.names, [verl_key.instead])
+            keys_replaced_by_hold.update(verl_key.names, [verl_key.fallback])
             continue
-        read_keys.update(verl_key.names, [verl_key.instead])
+        read_keys.update(verl_key.names, [verl_key.fallback])
         set_keys = find_set_keys(verl_key, values, named)
         for key in set_keys:
             value = values[f"{ACTOR}.{key}"]
@@ -73,9 +77,8 @@ def find_unused_keys(
 
     Args:
         values, named: as for `take_clip_keys_over`.
-        read_keys: the names below the actor that the method's parameters read.
-        keys_replaced_by_hold: those of parameters in whose place clipx.hold solves for the bounds. Such a key counts
-            if it is named, even with verl's default.
+        read_keys: the clip keys that the method's parameters read.
+        keys_replaced_by_hold: the clip keys of those parameters in whose place clipx.hold solves for the bounds.
     """
     unused = {}
     for key, default in CLIP_KEYS.items():
@@ -90,7 +93,12 @@ def find_unused_keys(
 
 
 def find_verl_key(method: type[Method], parameter: str) -> VerlKey | None:
-    """Return verl's key for a parameter as the class, or the nearest of its bases, declares it; None if none does."""
+    """Return the keys of verl's that set a parameter, as the nearest class declares them; None if none does.
+
+    Args:
+        method: the first class that is asked; its bases follow, in the order of inheritance.
+        parameter: the parameter's name.
+    """
     for base in method.__mro__:
         field = getattr(base, "__dataclass_fields__", {}).get(parameter)
         verl_key = None if field is None else field.metadata.get("verl")
@@ -100,31 +108,34 @@ def find_verl_key(method: type[Method], parameter: str) -> VerlKey | None:
 
 
 def find_set_keys(verl_key: VerlKey, values: Values, named: Collection[str]) -> list[str]:
-    """Return the names below the actor of the keys that the user has set for a parameter.
+    """Return the clip keys that the user has set for a parameter.
 
     Args:
-        verl_key: the parameter's. Its `instead` counts only if none of its `names` is set.
-        values, named: as for `take_clip_keys_over`.
+        verl_key: the keys of verl's that set the parameter. `fallback` counts only if none of `names` is set.
+        values: from `keys.read`.
+        named: the full keys that the command line names.
     """
-    names = [name for name in verl_key.names if is_set(name, verl_key, values, named)]
-    if not names and verl_key.instead and is_set(verl_key.instead, verl_key, values, named):
-        return [verl_key.instead]
-    return names
+    set_keys = [name for name in verl_key.names if is_set(name, verl_key, values, named)]
+    if not set_keys and verl_key.fallback and is_set(verl_key.fallback, verl_key, values, named):
+        return [verl_key.fallback]
+    return set_keys
 
 
 def is_set(name: str, verl_key: VerlKey, values: Values, named: Collection[str]) -> bool:
-    """Return whether the user has set a key of verl's.
+    """Return whether the user has set a clip key.
 
-    null counts as not set where another key then counts (`VerlKey.instead`), and where null is verl's default.
+    A key that is null counts as not set if null is verl's default, or if verl then reads another key
+    (`VerlKey.fallback`).
 
     Args:
-        name: the key below the actor.
-        verl_key: the one that it belongs to.
-        values, named: as for `take_clip_keys_over`.
+        name: the clip key.
+        verl_key: all keys of verl's that set the same parameter.
+        values: from `keys.read`.
+        named: the full keys that the command line names.
     """
     value = values[f"{ACTOR}.{name}"]
     default = CLIP_KEYS[name]
-    null_is_unset = verl_key.instead is not None or default is None
+    null_is_unset = verl_key.fallback is not None or default is None
     if value is None and null_is_unset:
         return False
     return value != default or f"{ACTOR}.{name}" in named
@@ -133,15 +144,18 @@ def is_set(name: str, verl_key: VerlKey, values: Values, named: Collection[str])
 def convert_setting(
     method: Method, field: dataclasses.Field, verl_key: VerlKey, name: str, given: Any, named: Collection[str]
 ) -> float | Refusal | None:
-    """Return the value of a parameter that follows from a key of verl's, or the refusal of that key.
+    """Return the value that a parameter gets from a clip key, or the refusal of that key.
+
+    The key is refused if its value is no number, or gives the parameter a value that is not allowed or unusual. It is
+    also refused if the group or the command line gives the parameter another value.
 
     Args:
         method: as for `take_clip_keys_over`.
         field: the parameter.
-        verl_key: the parameter's.
-        name: the key below the actor.
+        verl_key: all keys of verl's that set the parameter.
+        name: the clip key.
         given: the key's value.
-        named: as for `take_clip_keys_over`.
+        named: the full keys that the command line names.
     """
     full_key = f"{ACTOR}.{name}"
     own_key = f"{NODE}.{field.name}"
@@ -163,8 +177,8 @@ def convert_setting(
     try:
         allowed.convert(value)
     except (ValueError, TypeError, OverflowError):
-        # Keys with another one in their place are widths. A width above 1 was probably written in per cent.
-        if verl_key.instead and given is not None and given > 1:
+        # All keys with a fallback are widths. A width above 1 was probably meant in per cent.
+        if verl_key.fallback and given is not None and given > 1:
             change = f"For {given:g} %, write {given / 100:g}"
         else:
             change = "Change it"
@@ -174,14 +188,17 @@ def convert_setting(
         reason = f"{would_be}, but its group or the command line says {kept}"
         return Refusal(full_key, given, reason, "Remove one of the two.")
     if verl_key.usual_because and value is not None and not allowed.usual[0] <= value <= allowed.usual[1]:
-        # The user may copy this value, so that it has all its digits.
+        # The user may copy this value, so it keeps all its digits.
         advice = f"Remove it to keep {kept}, or also set {own_key}={written(value)} if you mean it."
         return Refusal(full_key, given, f"{would_be}: {verl_key.usual_because}", advice)
     return value
 
 
 def is_same_bound(value: float | None, current: float | None) -> bool:
-    """Return whether a parameter has a value already. A bound of 0 or less equals null, because ratios are above 0."""
+    """Return whether a value is the one that a parameter has; None is null.
+
+    A bound of 0 or less is the same as null, because ratios are above 0.
+    """
     if value is None:
         return current is None
     if current is None:

@@ -152,18 +152,18 @@ ABOVE_ZERO = Conversion(math.exp, "exp(x)")
 
 
 class VerlKey(NamedTuple):
-    """The key of verl's own losses that a parameter takes its value from, if the user has set it.
+    """The keys of verl's own losses from which a parameter takes its value, if the user has set one of them.
 
     Args:
-        names: under actor_rollout_ref.actor; if several are set, they must agree.
-        conversion: from verl's number to the parameter's.
-        instead: the key that counts if none of these is set, or None.
-        usual_because: if given, a value outside the parameter's usual range is refused for this reason.
+        names: the keys, by their names below actor_rollout_ref.actor. If several are set, they must agree.
+        conversion: how the parameter's number follows from verl's.
+        fallback: the key that counts if none of `names` is set; None if there is no such key.
+        usual_because: why a value outside the parameter's usual range is refused; empty if it is not refused.
     """
 
     names: tuple[str, ...]
     conversion: Conversion = UNCHANGED
-    instead: str | None = None
+    fallback: str | None = None
     usual_because: str = ""
 
 

@@ -23,7 +23,7 @@ def threshold_parameter(side: str, which: str) -> Any:
         which: these tokens, in words, as part of the parameter's meaning.
     """
     meaning = f"tokens with {which} by a larger divergence are dropped; null: no token"
-    verl = VerlKey((f"clip_ratio_{side}",), instead="clip_ratio")
+    verl = VerlKey((f"clip_ratio_{side}",), fallback="clip_ratio")
     return parameter(0.2, optional(number(at_least=0, at_most=1)), meaning, "paper", verl, role=side)
 
 
