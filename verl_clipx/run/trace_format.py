@@ -16,11 +16,11 @@ from verl_clipx.common.files import file_names_in, read_table, replacing
 from verl_clipx.run.decided_from import DecidedFrom
 
 VERSION = 3
-# Files of the version before this one are read too. They lack these fields.
-_BEFORE = "2"
-_SINCE = ("context", "turn")
-SELECTED = "kept by entropy selection, and not rejected in bypass mode; missing where there is neither"
-CONTEXT = "the tokens between it and the traced one before: of the prompt, or of a tool; missing: none"
+# Files of this older version are read too. They lack the fields below.
+_OLDER_VERSION = "2"
+_FIELDS_SINCE_OLDER_VERSION = ("context", "turn")
+_SELECTED = "kept by entropy selection, and not rejected in bypass mode; missing where there is neither"
+_CONTEXT = "the tokens between it and the traced one before: of the prompt, or of a tool; missing: none"
 _VERSION_KEY = b"clipx_trace_version"
 _UPDATE_KEY = b"clipx_trace_update"
 _ROWS_KEY = b"clipx_trace_rows"
@@ -28,8 +28,8 @@ _NAME = "step_{step:08d}_update_{update:04d}_rank_{rank:05d}.parquet"
 _FILE = re.compile(r"step_([0-9]{8,18})_update_([0-9]{4,18})_rank_([0-9]{5,18})\.parquet")
 
 
-# Of each field: its name, with ? where a value may be missing, its type and its meaning. There is a row for each token
-# of whole responses. The tokens of a response are adjacent and in order.
+# The name of each field, its type and its meaning. A name ends with ? if values may be missing. A row is a token.
+# Responses are traced whole, and the tokens of a response are adjacent and in order.
 _FIELDS = (
     ("step", pyarrow.int32(), "training step, counted from 1 as verl logs it"),
     ("update", pyarrow.int32(), "optimizer update within the step, from 0; a Lopti pass counts as one"),
@@ -51,7 +51,7 @@ _FIELDS = (
     ("high", pyarrow.float32(), "upper bound on it; inf: none"),
     ("weight", pyarrow.float32(), "gradient weight F: the gradient of the objective is F * advantage"),
     ("region", pyarrow.string(), "LN, HP, LP, HN or M, after DGPO"),
-    ("selected?", pyarrow.bool_(), SELECTED),
+    ("selected?", pyarrow.bool_(), _SELECTED),
     ("entropy?", pyarrow.float32(), "of the current policy, in nats, where computed"),
     ("age?", pyarrow.int32(), "weight versions since its first token was sampled, where known"),
     ("unshaped_advantage", pyarrow.float32(), "before shaping"),
@@ -60,7 +60,7 @@ _FIELDS = (
     ("group?", pyarrow.int64(), "the same for the responses that verl groups as one prompt's"),
     ("counted?", pyarrow.bool_(), "in this pass of Lopti's; missing without Lopti"),
     ("rejected?", pyarrow.bool_(), "by bypass mode or by +clipx/mask; missing where neither can"),
-    ("context?", pyarrow.list_(pyarrow.int32()), CONTEXT),
+    ("context?", pyarrow.list_(pyarrow.int32()), _CONTEXT),
     ("turn?", pyarrow.int32(), "of the policy's in the response, from 0: a tool's tokens end one"),
 )
 SCHEMA = pyarrow.schema(
@@ -70,12 +70,18 @@ SCHEMA = pyarrow.schema(
 
 
 def regions_of(bounded: Any, low: Any, high: Any, advantages: Any) -> numpy.ndarray:
-    """Return DGPO's region of each token, from columns of a trace, by the rules of `metrics.token_sums`."""
+    """Return the name of DGPO's region of each token, by the rules of `losses.applying.metrics.token_sums`.
+
+    Args:
+        bounded, low, high, advantages: columns of a trace, as arrays of the same length.
+    """
     above = bounded > high
     below = bounded < low
-    # If the bounds cross, above wins.
-    sides = [above & (advantages > 0), above & (advantages < 0), below & (advantages > 0), below & (advantages < 0)]
-    return numpy.select(sides, ["HP", "HN", "LP", "LN"], "M")
+    positive = advantages > 0
+    negative = advantages < 0
+    # If the bounds cross, a token may be above and below at once. The first condition that holds decides.
+    conditions = [above & positive, above & negative, below & positive, below & negative]
+    return numpy.select(conditions, ["HP", "HN", "LP", "LN"], "M")
 
 
 @dataclass(frozen=True, order=True)
@@ -87,7 +93,7 @@ class Shard:
     rank: int
 
     def path_in(self, folder: Path) -> Path:
-        """Return the file's place in a run's folder of traces."""
+        """Return the file's path in a run's folder of traces."""
         return folder / _NAME.format(step=self.step, update=self.update, rank=self.rank)
 
 
@@ -96,11 +102,13 @@ class UpdateFacts:
     """What a file says of its update as a whole.
 
     Args:
-        fraction: share of the prompts that is traced, in (0, 1].
-        ranks: number of data-parallel ranks, each of which writes a file if it has traced tokens.
-        decided_from: the tokens behind the bounds.
-        decisions: number of a micro-batch to what the method decided for it; empty if it decides nothing.
-        lost: how many of the rows that were written the file lacks; None if it is older and does not say how many.
+        fraction: the share of the prompts that is traced, in (0, 1].
+        ranks: the number of data-parallel ranks, each of which writes a file if it has traced tokens.
+        decided_from: the tokens from which the bounds were decided.
+        decisions: by the number of a micro-batch, the numbers that the method decided for it, such as its bounds; empty
+            if the method decides nothing.
+        lost: the number of rows that were written and are missing in the file; None for a file of an older version of
+            the plugin, which does not record how many rows were written.
     """
 
     fraction: float
@@ -115,33 +123,36 @@ def write_shard(folder: Path, shard: Shard, columns: dict[str, Any], facts: Upda
 
     Args:
         folder: the run's folder of traces.
-        shard: the file.
-        columns: from the name of a field of SCHEMA to its values, one per token, as a list or as a numpy or pyarrow
-            array. `step`, `update` and `rank` are filled in from the shard. Nullable fields may be left out.
-        facts: of the update. `lost` is not written: readers count from the number of rows what is lost.
+        shard: the step, the update and the rank of the tokens. They give the file its name.
+        columns: the values of each field of SCHEMA, one per token, by the field's name. Values are a list, or a numpy
+            or pyarrow array; the numbers of a list are converted to the field's type. `token_id` gives the number of
+            tokens. `step`, `update` and `rank` are filled in from `shard`. Nullable fields may be left out.
+        facts: what is true of the update as a whole. `lost` is not written. The number of rows is written in its place,
+            with which a reader compares the rows that the file has.
 
     Returns:
         The file's path.
 
     Raises:
-        ValueError: a field that must have values is missing or lacks some, a column is not a field of SCHEMA, or its
-            values are of another type or number (pyarrow raises a TypeError for some types).
+        ValueError: a field that must have values is missing or lacks some, a column is not a field of SCHEMA, or has
+            another length than `token_id`, or is an array of another type (pyarrow raises a TypeError for some types).
     """
-    length = len(columns.get("token_id", ()))
+    rows = len(columns.get("token_id", ()))
     given = {
         **columns,
-        "step": [shard.step] * length,
-        "update": [shard.update] * length,
-        "rank": [shard.rank] * length,
+        "step": [shard.step] * rows,
+        "update": [shard.update] * rows,
+        "rank": [shard.rank] * rows,
     }
     unknown = [name for name in given if name not in SCHEMA.names]
     missing = [field.name for field in SCHEMA if not field.nullable and field.name not in given]
     if unknown or missing:
         raise ValueError(f"trace: fields missing: {missing}, unknown: {unknown}; the schema has {SCHEMA.names}.")
-    values_by_field = {field.name: given.get(field.name, [None] * length) for field in SCHEMA}
+    values_by_field = {field.name: given.get(field.name, [None] * rows) for field in SCHEMA}
     table = pyarrow.table(values_by_field, schema=SCHEMA)
-    written_facts = {name: value for name, value in asdict(facts).items() if name != "lost"}
-    file_metadata = {_UPDATE_KEY: json.dumps(written_facts).encode(), _ROWS_KEY: str(length).encode()}
+    facts_to_write = asdict(facts)
+    del facts_to_write["lost"]
+    file_metadata = {_UPDATE_KEY: json.dumps(facts_to_write).encode(), _ROWS_KEY: str(rows).encode()}
     table = table.replace_schema_metadata({**SCHEMA.metadata, **file_metadata})
     path = shard.path_in(folder)
     with replacing(path) as partial:
@@ -150,9 +161,14 @@ def write_shard(folder: Path, shard: Shard, columns: dict[str, Any], facts: Upda
 
 
 def shards_in(folder: Path) -> list[Shard]:
-    """Return the files of a run's trace, by step, update and rank; empty if the run wrote none."""
-    names = filter(None, map(_FILE.fullmatch, file_names_in(folder)))
-    return sorted(Shard(*map(int, name.groups())) for name in names)
+    """Return the files of a run's trace, ordered by step, update and rank; empty if the run wrote none."""
+    shards = []
+    for name in file_names_in(folder):
+        match = _FILE.fullmatch(name)
+        if match is not None:
+            step, update, rank = map(int, match.groups())
+            shards.append(Shard(step=step, update=update, rank=rank))
+    return sorted(shards)
 
 
 def remove_shards(folder: Path, step: int, rank: int = 0, ranks: int = 1) -> None:
@@ -164,7 +180,8 @@ def remove_shards(folder: Path, step: int, rank: int = 0, ranks: int = 1) -> Non
     Args:
         folder: the run's folder of traces.
         step: the first step whose files are removed.
-        rank, ranks: of the caller, and how many call this. By default one caller removes the files of all ranks.
+        rank: the caller's rank.
+        ranks: the number of ranks that call this. By default a single caller removes the files of all ranks.
     """
     for shard in shards_in(folder):
         if shard.step >= step and shard.rank % ranks == rank:
@@ -172,45 +189,67 @@ def remove_shards(folder: Path, step: int, rank: int = 0, ranks: int = 1) -> Non
 
 
 def read_shards(folder: Path, shards: list[Shard]) -> pyarrow.Table:
-    """Return the tokens of some files of a trace, a row for each, as SCHEMA says.
+    """Return the tokens of some files of a trace, one in a row, with the columns of SCHEMA.
+
+    Args:
+        folder: the run's folder of traces.
+        shards: the files, in the order of the rows.
 
     Raises:
-        ValueError: a file is no trace, one of another version, or not of SCHEMA; names the file and the columns.
+        ValueError: a file is no trace, has a version that cannot be read, or has other columns than SCHEMA says; the
+            message names the file and the columns.
     """
-    return pyarrow.concat_tables([_read(shard.path_in(folder)) for shard in shards] or [SCHEMA.empty_table()])
+    tables = [_read(shard.path_in(folder)) for shard in shards]
+    if not tables:
+        return SCHEMA.empty_table()
+    return pyarrow.concat_tables(tables)
 
 
 def read_facts(folder: Path, shard: Shard) -> UpdateFacts:
     """Return what a file of a trace says about its update.
 
     Raises:
-        ValueError: the file is no Parquet file, or what it says has another form; names the file.
+        ValueError: the file is no Parquet file, or its facts are missing or damaged; the message names the file.
     """
     path = shard.path_in(folder)
     try:
         file = pyarrow.parquet.read_metadata(path)
         metadata = file.metadata or {}
-        lost = int(metadata[_ROWS_KEY]) - file.num_rows if _ROWS_KEY in metadata else None
+        lost = None
+        if _ROWS_KEY in metadata:
+            lost = int(metadata[_ROWS_KEY]) - file.num_rows
         read = UpdateFacts(**json.loads(metadata.get(_UPDATE_KEY, b"")), lost=lost)
-        decisions = {int(number): list(map(float, values)) for number, values in read.decisions.items()}
-        return UpdateFacts(float(read.fraction), int(read.ranks), DecidedFrom(read.decided_from), decisions, lost)
+        # JSON has texts for the numbers of micro-batches and for `decided_from`.
+        return UpdateFacts(
+            fraction=float(read.fraction),
+            ranks=int(read.ranks),
+            decided_from=DecidedFrom(read.decided_from),
+            decisions={int(number): list(map(float, values)) for number, values in read.decisions.items()},
+            lost=lost,
+        )
     except (ValueError, TypeError, AttributeError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path}: {_UPDATE_KEY.decode()} cannot be read: {error}. Remove it to go on.") from None
 
 
 def is_whole(shards: list[Shard], facts: list[UpdateFacts]) -> bool:
-    """Return whether the files of an update have every token of it, of all ranks; `facts`: of each file."""
+    """Return whether the files of an update have all of its tokens, from all ranks.
+
+    Args:
+        shards: the files, at least one.
+        facts: what each of these files says of the update.
+    """
     has_all_tokens = all(file_facts.fraction == 1 and not file_facts.lost for file_facts in facts)
     has_all_ranks = {shard.rank for shard in shards} == set(range(facts[0].ranks))
     return has_all_tokens and has_all_ranks
 
 
 def has_all_updates(shards: list[Shard], expected: int | None) -> bool:
-    """Return whether the files of a step are of all its updates.
+    """Return whether there is a file for each update of a step.
 
     Args:
-        shards: the files.
-        expected: the number of updates; None if unknown: then only a gap shows that an update is missing.
+        shards: the step's files.
+        expected: the number of updates; None if it is unknown. Then a missing update is noticed only if a later one has
+            a file.
     """
     updates = {shard.update for shard in shards}
     return updates == set(range(max(expected or 0, len(updates))))
@@ -222,22 +261,22 @@ def _read(path: Path) -> pyarrow.Table:
     except ValueError as error:
         raise ValueError(f"{error} Remove it to go on without it.") from None
     version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
-    if version not in (_BEFORE, str(VERSION)):
-        reads = f"{_BEFORE} and {VERSION}"
-        raise ValueError(f"{path}: version {version} of the trace's schema; this verl-clipx reads {reads}.")
-    if version == _BEFORE:
-        for name in _SINCE:
+    if version not in (_OLDER_VERSION, str(VERSION)):
+        readable = f"{_OLDER_VERSION} and {VERSION}"
+        raise ValueError(f"{path}: version {version} of the trace's schema; this verl-clipx reads {readable}.")
+    if version == _OLDER_VERSION:
+        for name in _FIELDS_SINCE_OLDER_VERSION:
             field = SCHEMA.field(name)
             table = table.append_column(field, pyarrow.nulls(len(table), field.type))
     faults = _faults(table)
     if faults:
         raise ValueError(f"{path}: {'; '.join(faults)}. Remove it to go on without it.")
-    # In SCHEMA's order, and without what others may have added.
+    # In SCHEMA's order, and without columns that another program may have added.
     return table.select(SCHEMA.names).cast(SCHEMA)
 
 
 def _faults(table: pyarrow.Table) -> list[str]:
-    """Return what is not as SCHEMA says, each as a part of a sentence."""
+    """Return the ways in which a table differs from SCHEMA, each as a part of a sentence."""
     missing = [field.name for field in SCHEMA if field.name not in table.column_names]
     repeated = [field.name for field in SCHEMA if table.column_names.count(field.name) > 1]
     faults = [f"no column {', '.join(missing)}"] if missing else []
