@@ -13,7 +13,7 @@ from tests.claims.configuration import ACTOR, actor_of, merged, parsed
 from tests.losses.methods.at import outcome, tokens_at
 from tests.messages import assert_names
 from verl_clipx.losses.methods import BUILT_IN, METHODS
-from verl_clipx.run.description import describe
+from verl_clipx.run.description import describe, format_value
 from verl_clipx.run.record import RunRecord
 from verl_clipx.run.start import resolve_into_config
 from verl_clipx.training.worker.training_worker import ClipxTraining
@@ -308,3 +308,8 @@ def test_rank_0_of_the_workers_prints_the_drivers_line(capsys, monkeypatch, rank
     worker.engine.get_data_parallel_rank, worker.engine.get_data_parallel_size = lambda: rank, lambda: 2
     worker.set_loss_fn(partial(ppo_loss, config=actor_of(config)))
     assert given and capsys.readouterr().out.splitlines().count(line) == times
+
+
+def test_a_whole_number_keeps_its_digits_where_a_fraction_is_cut_to_six():
+    assert format_value(1234567) == "1234567"
+    assert format_value(0.12345678) == "0.123457"

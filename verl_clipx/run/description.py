@@ -1,7 +1,7 @@
 """A run in words: its loss, settings, bounds, updates, ratio, averages, what verl adds, cost, files, what stops it.
 
-A run is described once, when it is resolved. The line that driver and workers print, the record and the rows of
-`clipx explain` are three ways to print this description.
+A run is described once, when it is resolved. The driver and the workers print the description as a line, which the
+record keeps, and `clipx explain` prints it in rows.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from verl_clipx.run.record import RunRecord, Terms
 from verl_clipx.run.support import read_costs
 from verl_clipx.run.trainer import FULLY_ASYNC, SEPARATE
 
-# Which tokens the statistics behind the bounds are of.
+# By scope, the tokens that the statistics behind the bounds are computed from.
 SCOPES = {
     "mini_batch": "statistics of all tokens of an update, on all ranks",
     "lagged": "statistics of the same update of the rollout batch before",
@@ -28,10 +28,10 @@ SCOPES = {
 }
 # Parameters that change how a loss is computed or watched, and not what is trained.
 NOT_TRAINED = ("compile", "receipt", "log", "health", "missing_state")
-# Of verl's own losses, the plugin knows only of vanilla what limits it.
+# What may act on tokens under a loss of verl's other than vanilla. The plugin does not know what limits such a loss.
 IF_IT_CLIPS = "clipping, if this loss clips,"
 UNCONSTRAINED = ", unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
-# How a paper averages, by the mode that its method's group names.
+# How a paper averages over tokens, by the value of verl's loss_agg_mode that does the same.
 AVERAGES = {"token-mean": "averages over all tokens", "seq-mean-token-mean": "averages each sequence first"}
 # What a user can add to correct stale samples.
 REMEDIES = (
@@ -43,7 +43,7 @@ WAY_BACK = (
     "reads none of the plugin's files"
 )
 
-# A field of `Description` is printed as a row under its own name, or under the heading that stands here.
+# The headings of the rows in which fields of `Description` are printed. Other fields have their names as headings.
 HEADINGS = {
     "taken": "takes over",
     "unused": "does not read",
@@ -60,7 +60,7 @@ HEADINGS = {
     "has_run_on": "has run on",
     "without_plugin": "without the plugin",
 }
-# The fields that are no rows.
+# The fields that are not printed as rows.
 WITHOUT_ROW = ("loss", "loss_mode", "of_the_plugin", "line", "tested", "stops", "arguments")
 
 
@@ -68,13 +68,20 @@ WITHOUT_ROW = ("loss", "loss_mode", "of_the_plugin", "line", "tested", "stops", 
 class Description:
     """The loss that a run would train, its cost, the files that it would write, and the reasons that stop it.
 
+    A field that is not named below is the text of a row of `text`, or its parts. None, or an empty field, is no row.
+
     Args:
-        line: the line that the run prints; None if the plugin has no part in it, or it stops.
-        taken: from parameters of the method to verl's key and value that they take over.
-        unused: from clip keys of verl's that the method does not read to their values.
-        tested: from untested options that are a key and its value to the values that tests have run.
-        without_plugin: what a verl without the plugin does with the same overrides; None if it was given none.
-        stops: what stops the run, in sentences; the other texts are those of the rows of `text`.
+        loss: the first line of `text`: the name of the loss, and perhaps a remark.
+        loss_mode: verl's name of the loss; None if nothing trains a policy loss.
+        of_the_plugin: whether the plugin has a part in the run.
+        line: the line that the run prints; None if the plugin has no part in the run, or the run is refused.
+        taken: by parameter of the method, the clip key of verl's whose value it took over, as key=value.
+        unused: by clip key of verl's, the values of those that are set and that the method does not read.
+        untested: the run's options that no test has run, by name or as key=value.
+        tested: by untested option, as key=value, the values of this key that tests have run.
+        without_plugin: what a verl without the plugin does with the same overrides; None without a group of the
+            plugin's, or if the overrides are unknown.
+        stops: what stops the run, in sentences.
         arguments: the overrides that the trainer was given; None if Hydra did not read them, or for a sweep.
     """
 
@@ -112,7 +119,7 @@ class Description:
 
     @property
     def text(self) -> list[str]:
-        """The description in rows."""
+        """Return the description in lines: the loss, a row for each field, and what stops the run."""
         text_by_field = {
             **vars(self),
             "taken": self._describe_taken(),
@@ -142,7 +149,7 @@ class Description:
         return f"{', '.join(parts)}; remove the key to keep the group's value"
 
     def _describe_option(self, option: str) -> str:
-        """Return an untested option with the values of its key that tests have run."""
+        """Return an untested option, with the values that tests have run in place of its own."""
         tested_values = self.tested.get(option)
         if not tested_values:
             return option
@@ -154,9 +161,10 @@ class LossInWords(NamedTuple):
 
     Attributes:
         in_line: the beginning of the run's line.
-        ratio_reference: the policy that the loss's ratio refers to; None for a loss of verl's, of which it is unknown.
-        acts_in_line: what can act on tokens whose ratio is not 1, as the line says it; empty if nothing can.
-        acts_in_row: the same, as the row says it.
+        ratio_reference: the policy that the loss's ratio refers to, after "ratio"; None for a loss of verl's, for which
+            it is unknown.
+        acts_in_line: what can act on tokens whose ratio is not 1, in the words of the line; empty if nothing can.
+        acts_in_row: the same in the words of the row "updates".
         acts_at_ratio_one: what can act on tokens whose ratio is 1; empty if nothing can.
         fields: those fields of `Description` that depend on the kind of loss.
     """
@@ -337,7 +345,7 @@ def describe_distillation(terms: Terms) -> str | None:
 
 
 def describe_averaging(record: RunRecord, settings: Settings | Observe) -> str:
-    """Return verl's aggregation mode and, if it differs, the paper's."""
+    """Return verl's aggregation mode and, if the paper averages in another way, the paper's."""
     mode = record.aggregation_mode
     if not settings.trains:
         # Some of verl's own losses, such as its sapo, average in their own way.
@@ -349,7 +357,7 @@ def describe_averaging(record: RunRecord, settings: Settings | Observe) -> str:
 
 
 def describe_corrections(record: RunRecord, settings: Settings | Observe) -> list[str]:
-    """Return the rollout correction, if any of it acts, and the sampling temperature, if it is not 1: a text each."""
+    """Return a text on verl's rollout correction, if it acts, and one on the temperature, if it is not 1."""
     correction = record.correction
     temperature = record.sampling.temperature
     weights_and_rejection = []
@@ -371,7 +379,7 @@ def describe_corrections(record: RunRecord, settings: Settings | Observe) -> lis
 
 
 def describe_old_log_probs(record: RunRecord) -> str:
-    """Return what is true of old_log_probs, as a sentence without its subject: where verl's trainer gets them from."""
+    """Return where verl's trainer gets old_log_probs from, as a sentence whose subject, old_log_probs, is left out."""
     if record.correction.bypass:
         return "are the rollout's own (bypass_mode)"
     if record.trainer.recomputes_old:
@@ -385,9 +393,10 @@ def describe_updates(record: RunRecord, acts: str, acts_at_ratio_one: str = "", 
     """Return the number of updates per rollout batch, and whether limits can act.
 
     Args:
-        record: the run's.
-        acts, acts_at_ratio_one: as in `WeightLimits`.
-        in_full: whether the responses of each update, and the steps that train only the critic, are named too.
+        record: the record of the run.
+        acts: what can act on tokens whose ratio is not 1; empty if nothing can.
+        acts_at_ratio_one: what can act on tokens whose ratio is 1; empty if nothing can.
+        in_full: whether to add the responses of an update, and the steps that train only the critic.
     """
     schedule = record.schedule
     size = ""
@@ -430,7 +439,7 @@ class WeightLimits(NamedTuple):
     """What limits a method's gradient weight, in words.
 
     Attributes:
-        limit: such as "fixed bounds" or "a soft gate and no bounds".
+        limit: the kind of limit, such as "fixed bounds" or "a soft gate and no bounds".
         acts: what can act on tokens whose ratio is not 1; empty if nothing can.
         acts_at_ratio_one: what can act on tokens whose ratio to the policy of old_log_probs is 1; empty if nothing can.
     """
@@ -443,7 +452,7 @@ class WeightLimits(NamedTuple):
 def describe_limits(method: Method) -> WeightLimits:
     """Return what limits a method's gradient weight: bounds, or else what shapes the weight, or else other limits."""
     roles = method.limits.values()
-    # Such as "soft gate and penalty": roles that are nouns. Each occurs once, however many parameters have it.
+    # Roles that are not constants are nouns, such as "soft gate". A noun occurs once, however many parameters have it.
     shape = " and ".join(dict.fromkeys(role for role in roles if role not in (LOW, HIGH, BESIDE)))
     other_limits = " and ".join(name for name, role in method.limits.items() if role == BESIDE)
     bounded_quantity = ""
@@ -479,9 +488,13 @@ def describe_limits(method: Method) -> WeightLimits:
 
 
 def computes_bounds(method: Method) -> bool:
-    """Return whether a method that declares its limits has bounds that follow from the tokens, and from no parameter.
+    """Return whether a method computes its bounds from the tokens, and has no parameters for them.
 
-    It does if a target is held, or if its parameters' roles name neither a bound nor what shapes the weight.
+    This is so if clipx.hold holds a target, or if the roles of the method's parameters name neither a bound nor what
+    shapes the weight.
+
+    Args:
+        method: a method that declares its limits (`Method.declares_limits`).
     """
     return bool(method.solved_parameters) or set(method.roles.values()) <= {BESIDE}
 
@@ -521,7 +534,7 @@ def describe_bounds(method: Method) -> str:
 
 
 def describe_interval(low: Any, high: Any) -> str:
-    """Return two bounds in words; None means that there is no such bound."""
+    """Return the interval between two bounds in words. A bound that is None does not exist."""
     if low is None and high is None:
         return "without bounds"
     if low is None:
@@ -532,12 +545,12 @@ def describe_interval(low: Any, high: Any) -> str:
 
 
 def describe_parameters(settings: Settings, group: str | None, differences: dict[str, str]) -> str:
-    """Return a method's parameters, and where they come from: `alpha 3, epsilon_base 0.2, 5 bins: the paper's`.
+    """Return a method's parameters and whose values they are, as in `alpha 3, epsilon_base 0.2, 5 bins: the paper's`.
 
     Args:
         settings: the run's clipx node.
         group: the group that was chosen; None if unknown.
-        differences: by `describe_differences`.
+        differences: the parameters that differ from the group, as `describe_differences` returns them.
     """
     method = settings.method
     guards = {field.name for field in dataclasses.fields(method) if field.metadata.get("role") == GUARD}
@@ -561,6 +574,7 @@ def describe_parameters(settings: Settings, group: str | None, differences: dict
         origin = "the released code's"
     else:
         origin = "the paper's"
+    # Such as "the paper's but for alpha=2 (group: 3)".
     if changes:
         origin += f" but for {', '.join(changes)}"
     return f"{', '.join(parameters) or 'no parameters'}: {origin}"
@@ -586,7 +600,7 @@ def describe_cost(settings: Settings, record: RunRecord) -> str:
     if schedule.extra_passes and is_due_to_scope and can_lag:
         text += f"; {NODE}.scope=lagged needs no extra pass"
 
-    # From what costs time to its key in the measured costs.
+    # What costs time, with its key among the measured costs.
     key_by_cause = {}
     if schedule.extra_passes == "before each update":
         key_by_cause["the extra pass"] = "mini_batch"
@@ -652,16 +666,16 @@ def describe_receipt(settings: Settings, record: RunRecord) -> str:
 
 
 def describe_differences(settings: Settings, record: RunRecord, group_values: dict[str, Any]) -> dict[str, str]:
-    """Return the parameters that differ from the group, each with both values and where its own comes from.
+    """Return the parameters that differ from the group, each with both values and where the run's value comes from.
 
     Args:
         settings: the run's clipx node.
-        record: the run's.
-        group_values: what the group sets; the other parameters are held against their defaults.
+        record: the record of the run.
+        group_values: the values that the group sets. A parameter that it does not set is compared with its default.
 
     Returns:
-        By the parameter's name: its value and, in brackets, the group's, the key of verl's that set it, if one did, and
-        whether the value is unusual.
+        By the parameter's name, `name=value` and in brackets the group's value, the key of verl's that set the
+        parameter, if one did, and a remark if the value is unusual.
     """
     values = {**vars(settings), **vars(settings.method)}
     differences = {}
@@ -674,7 +688,7 @@ def describe_differences(settings: Settings, record: RunRecord, group_values: di
         value_in_words = format_value(value)
         group_value_in_words = format_value(group_value)
         if value_in_words == group_value_in_words:
-            # They differ only after their sixth digit.
+            # The two numbers differ only after their sixth digit.
             value_in_words = written(value)
             group_value_in_words = written(group_value)
         source = ""
@@ -699,9 +713,12 @@ def remark_on_unusual(parameter: dataclasses.Field, value: Any) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Return a value for a reader: null and true as YAML has them, a number with at most six digits.
+    """Return a value as text for a reader.
 
-    A modifier is its class with its parameters. `refusal.written` is for what a reader may copy into a command.
+    None and booleans are written as in YAML: null, true, false. A float has at most six significant digits. A
+    dataclass, such as a modifier, is written as the name of its class with its parameters in brackets.
+
+    A value that a reader may copy into a command needs all its digits: use `written` for it.
     """
     if value is None:
         return "null"
@@ -710,6 +727,6 @@ def format_value(value: Any) -> str:
     if dataclasses.is_dataclass(value):
         fields = [f"{field.name}={format_value(getattr(value, field.name))}" for field in dataclasses.fields(value)]
         return f"{type(value).__name__}({', '.join(fields)})"
-    if isinstance(value, int | float):
+    if isinstance(value, float):
         return f"{value:g}"
     return str(value)
