@@ -357,7 +357,8 @@ def test_bounds_of_verls_own_loss_where_one_is_null(explain, key, bounds):
 def test_a_context_that_does_not_hold_prompt_and_response_is_named(explain, group):
     lengths = ("data.max_prompt_length=4", "data.max_response_length=6")
     answer = explain(*group, *lengths, "actor_rollout_ref.rollout.max_model_len=8")
-    assert answer["cut"].startswith("cut by actor_rollout_ref.rollout.max_model_len=8: it holds less than 6 beside")
+    assert answer["cut"].startswith("cut by actor_rollout_ref.rollout.max_model_len=8: beside a prompt of 4 tokens")
+    assert answer["cut"].endswith("there is room for 4, and a response may have 6")
     assert any("responses: cut by" in line for line in answer["text"])
     for length, name, is_cut in (
         (10, "vllm", False),
@@ -367,6 +368,23 @@ def test_a_context_that_does_not_hold_prompt_and_response_is_named(explain, grou
     ):
         rollout = (f"actor_rollout_ref.rollout.max_model_len={length}", f"actor_rollout_ref.rollout.name={name}")
         assert (explain(*group, *lengths, *rollout)["cut"] is not None) == is_cut
+
+
+def test_of_sglangs_context_the_token_that_it_keeps_free_is_named(explain):
+    lengths = ("data.max_prompt_length=4", "data.max_response_length=6")
+    rollout = ("actor_rollout_ref.rollout.max_model_len=10", "actor_rollout_ref.rollout.name=sglang")
+    cut = explain("+clipx=grpo", *lengths, *rollout)["cut"]
+    assert "max_model_len=10, of which SGLang keeps a token free" in cut
+    assert "there is room for 5, and a response may have 6" in cut
+
+
+@pytest.mark.parametrize("key", ["data.max_prompt_length", "data.max_response_length"])
+@pytest.mark.parametrize("value", ["null", "1k"])
+def test_a_length_that_is_no_number_stops_the_run_whose_context_would_be_compared_with_it(explain, key, value):
+    context = "actor_rollout_ref.rollout.max_model_len=1024"
+    traced = ("+clipx/trace=prompts", "algorithm.rollout_correction.rollout_is=sequence")
+    answer = explain("+clipx=grpo", *traced, f"{key}={value}", context)
+    assert any(f"{key}=" in stop for stop in answer["stops"]) and answer["cut"] is None
 
 
 @pytest.mark.parametrize(

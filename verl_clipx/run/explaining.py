@@ -51,10 +51,11 @@ from verl_clipx.run.keys import (
     Leaves,
     read,
 )
-from verl_clipx.run.lengths import lengths_of
+from verl_clipx.run.lengths import find_response_limits
 from verl_clipx.run.record import Loss, RunRecord, fields_of
 from verl_clipx.run.resolve import Resolved
 from verl_clipx.run.run_files import log_path, logs_to_file, own_log_path, record_path, resumed_step
+from verl_clipx.run.sampling import is_number
 from verl_clipx.run.schedule import schedule_of
 from verl_clipx.run.start import resolve_into_config, said_by_command_line
 from verl_clipx.run.support import describe_support, read_costs, tested_values
@@ -63,7 +64,7 @@ from verl_clipx.run.trainer import FULLY_ASYNC, trainer_of
 # Hydra's overrides under which it writes nothing here.
 NOTHING_WRITTEN = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
 
-# A weight at which a response hardly counts, as users have seen it.
+# A weight that users have seen, at which a response hardly counts.
 SMALL_WEIGHT = 0.06
 
 # The configuration of the hydra.main that began last in this process; None: none has begun.
@@ -131,7 +132,7 @@ def answer(config: DictConfig, *, named: Collection[str] = (), group: str | None
 
 
 def describe_bounds_of_verl(loss: Loss) -> str:
-    """Return the bounds of verl's own loss in words. They are known only for vanilla, verl's default loss."""
+    """Return the bounds of verl's own loss in words. The plugin knows only those of vanilla, verl's default loss."""
     if loss.mode != "vanilla":
         return f"those of verl's own loss {written(loss.mode)}, which the plugin does not know"
     bounds = f"ratio {describe_interval(*clip_range(loss.widths))}"
@@ -142,7 +143,7 @@ def describe_bounds_of_verl(loss: Loss) -> str:
 
 
 def describe_terms(config: DictConfig, record: RunRecord) -> list[str]:
-    """Return the terms that verl adds to the loss or to the rewards, entropy bonus and KL, and the critic's loss."""
+    """Return in words what verl adds: an entropy bonus, the KL in the loss or in the rewards, the critic's loss."""
     from verl.trainer.ppo.utils import need_critic
 
     recorded = record.terms
@@ -180,7 +181,7 @@ def describe_resumption(config: DictConfig) -> str | None:
 
 
 def describe_uncounted(config: DictConfig) -> str | None:
-    """Return the remark that a script counted no node or GPU on this machine; None if all numbers are given."""
+    """Return the remark that the script found no node or no GPU to count on this machine; None if it needed none."""
     uncounted_keys = counted_nothing(config)
     if not uncounted_keys:
         return None
@@ -193,14 +194,22 @@ def describe_uncounted(config: DictConfig) -> str | None:
 
 
 def describe_cut_responses(record: RunRecord) -> str | None:
-    """Return the remark that the rollout's context cuts responses; None if the longest prompt and response fit in."""
+    """Return the remark that the rollout's context cuts responses.
+
+    Returns:
+        The remark; None if the longest prompt and the longest response fit into the context, or a length is unknown.
+    """
     prompt = record.limits.prompt
-    response, context = lengths_of(record)
-    if context is None or response is None or context >= prompt + response:
+    response, usable_context = find_response_limits(record)
+    if response is None or usable_context is None or not is_number(prompt) or prompt + response <= usable_context:
         return None
+    context = f"{CONTEXT}={record.limits.context}"
+    if usable_context < record.limits.context:
+        context += ", of which SGLang keeps a token free"
+    room = max(usable_context - prompt, 0)
     return (
-        f"cut by {CONTEXT}={record.limits.context}: it holds less than {response} beside the longest prompt, of "
-        f"{prompt} ({LONGEST_PROMPT})"
+        f"cut by {context}: beside a prompt of {prompt} tokens ({LONGEST_PROMPT}) there is room for {room}, and a "
+        f"response may have {response}"
     )
 
 
@@ -238,11 +247,11 @@ def describe_extra_pass(config: DictConfig, resolved: Resolved) -> str | None:
 
 
 def describe_sequence_weights(record: RunRecord) -> str | None:
-    """Return what weights by sequence do to this run's longest responses; None where weights are by token, or off."""
+    """Return the remark that weights by sequence make long responses hardly count; None without such weights."""
     if record.correction.weights != "sequence":
         return None
-    length = lengths_of(record)[0]
-    if not length:
+    length = find_response_limits(record).response
+    if length is None:
         return None
     mean = abs(math.log(SMALL_WEIGHT)) / length
     return (
@@ -253,17 +262,22 @@ def describe_sequence_weights(record: RunRecord) -> str | None:
 
 
 def list_files(config: DictConfig, settings: Any) -> dict[str, str]:
-    """Return the places of a run's log, record and traces."""
-    places = {}
+    """Return the paths that a run writes to, by their content: log, record, verl's log, traces.
+
+    Args:
+        config: verl's whole configuration.
+        settings: the run's clipx node, complete.
+    """
+    paths = {}
     log = own_log_path(config)
     if log is not None:
-        places["log"] = str(log)
-        places["record"] = str(record_path(log))
+        paths["log"] = str(log)
+        paths["record"] = str(record_path(log))
     elif logs_to_file(config):
-        places["verl's log"] = str(log_path(config))
+        paths["verl's log"] = str(log_path(config))
     if settings.trace is not None:
-        places["traces"] = str(settings.trace.folder)
-    return places
+        paths["traces"] = str(settings.trace.folder)
+    return paths
 
 
 def describe_traces(resolved: Resolved) -> str | None:
@@ -273,8 +287,8 @@ def describe_traces(resolved: Resolved) -> str | None:
     if trace is None:
         return None
     which = f"{100 * trace.fraction:g} % of the prompts, in one of {trace.every} rollout batches"
-    factors = [batch.prompts, batch.responses, lengths_of(resolved.record)[0]]
-    if None in factors:
+    factors = [batch.prompts, batch.responses, find_response_limits(resolved.record).response]
+    if not all(map(is_number, factors)):
         return which
     tokens = math.prod(factors) * (batch.epochs or 1) * max(len(resolved.record.schedule.passes), 1)
     costs = read_costs()
@@ -283,7 +297,10 @@ def describe_traces(resolved: Resolved) -> str | None:
 
 
 def run_verls_check(config: DictConfig) -> list[str]:
-    """Return the objections of verl's own check, without those parts that need the critic's model or vLLM."""
+    """Return the objection of verl's own check of a configuration; empty if it has none.
+
+    The check runs without those of its parts that would load the critic's tokenizer or ask vLLM.
+    """
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 

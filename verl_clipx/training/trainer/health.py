@@ -21,8 +21,8 @@ def step_metrics(batch: Any, longest: tuple[int | None, int | None]) -> dict[str
 
     Args:
         batch: verl's DataProto. Without uids, responses to equal prompts count as those to one prompt.
-        longest: the longest response, and the longest prompt and response together, in tokens, as `lengths_of` returns
-            them. If both are None, the metric of cut responses is left out.
+        longest: the longest response, and the longest prompt and response together, in tokens, as
+            `find_response_limits` returns them. If both are None, the metric of cut responses is left out.
     """
     data = batch.batch
     mask = data["response_mask"].bool()

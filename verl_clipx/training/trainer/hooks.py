@@ -36,7 +36,7 @@ class TrainedRun:
     """
 
     def __init__(self, config: dict[str, Any], log: Path | None):
-        from verl_clipx.run.lengths import lengths_of
+        from verl_clipx.run.lengths import find_response_limits
         from verl_clipx.run.record import record_of
         from verl_clipx.training.trainer.log import open_log
         from verl_clipx.training.trainer.watch import ReceiptCheck, Watch
@@ -49,7 +49,7 @@ class TrainedRun:
         if log is not None:
             self.file, rows_before = open_log(log, config)
         # The longest response, and the longest prompt and response together, in tokens.
-        self.longest = lengths_of(record)
+        self.longest = find_response_limits(record)
         # Whether the reward may return verdicts. It does always or never, so the first step shows which.
         self.has_verdicts = True
         # Of the rollout batch that is not in the log yet: the hashes of its rows, the fingerprints of its updates, and
