@@ -40,7 +40,13 @@ from verl_clipx.run.takeover import Takeover, take_clip_keys_over
 
 
 class Resolved(NamedTuple):
-    """The loss that a run trains, what its workers get of the run besides, and both in words."""
+    """A run as it is resolved.
+
+    Attributes:
+        clipx: the clipx node, complete: with the values that were taken over from verl's keys.
+        run: what the workers get of the run besides the clipx node.
+        description: the run in words.
+    """
 
     clipx: Settings | Observe
     run: Handover
@@ -64,8 +70,8 @@ def resolve(config: DictConfig, *, named: Collection[str] = (), group: str | Non
         The run as it is resolved; None if the plugin has no part in it.
 
     Raises:
-        Refusal: the run cannot be what its configuration says, or verl would stop later. It is checked in stages, and
-            the error names all reasons of the first stage that has one.
+        Refusal: the run cannot be what its configuration says, or verl would stop later. The configuration is checked
+            in stages, and the error names all reasons of the first stage that has any.
     """
     node = OmegaConf.select(config, POLICY_LOSS)
     if node is None:
@@ -117,14 +123,14 @@ def folder_of_traces(config: DictConfig, settings: Settings | Observe) -> str | 
 
 
 def as_node(run: Handover) -> DictConfig:
-    """Return what the workers get, as a node of the configuration: verl resolves it in place, and workers build it."""
+    """Return what the workers get of a run as a node of the configuration, from which Hydra builds it in a worker."""
     return OmegaConf.create(target_node(run))
 
 
 def target_node(value: Any) -> dict[str, Any]:
-    """Return the node from which Hydra builds an instance of a dataclass again.
+    """Return the node from which Hydra builds a copy of an instance of a dataclass.
 
-    A field that is None or empty, and is so by default, is left out.
+    A field is left out if both its value and its default are empty (`is_empty`).
     """
     node: dict[str, Any] = {"_target_": f"{type(value).__module__}.{type(value).__name__}"}
     for field in dataclasses.fields(value):
@@ -149,7 +155,14 @@ def default_of(field: dataclasses.Field) -> Any:
 
 
 def handover_node(config: DictConfig) -> DictConfig | None:
-    """Return the value of `${clipx_run:}` in a configuration that no driver has resolved; raises as `resolve`."""
+    """Return the value of `${clipx_run:}` in a configuration that no driver has resolved.
+
+    Returns:
+        The node; None if the plugin has no part in the run.
+
+    Raises:
+        Refusal: as `resolve`.
+    """
     resolved = resolve(config)
     return None if resolved is None else as_node(resolved.run)
 
@@ -160,9 +173,9 @@ def refuse_overwritten_nodes(config: DictConfig, node: DictConfig) -> Iterator[R
         name = key.rpartition(".")[2]
         if OmegaConf.is_interpolation(node, name) or name not in node:
             continue
-        # An earlier start of this configuration, as in a notebook, wrote nodes with a target into it.
+        # In a notebook an earlier start may have written these nodes into the configuration, with their targets.
         has_target = OmegaConf.is_config(node[name]) and "_target_" in node[name]
-        # Before any start, the actor's clipx node may only be a copy of the run's.
+        # Before any start, the clipx node in the policy loss must be the same as the one at the top.
         is_foreign = name == NODE and OmegaConf.is_interpolation(node, "run") and node[name] != config.get(NODE)
         if not has_target or is_foreign:
             reason = "the plugin fills it from the run's other keys"
@@ -170,19 +183,34 @@ def refuse_overwritten_nodes(config: DictConfig, node: DictConfig) -> Iterator[R
 
 
 def refuse_parameters_without_effect(settings: Settings | Observe, named: Collection[str]) -> Iterator[Refusal]:
-    """Yield a refusal for each parameter that the command line names and that clipx.hold replaces."""
-    if isinstance(settings, Observe):
+    """Yield a refusal for each parameter that the command line names and in whose place clipx.hold solves for bounds.
+
+    Args:
+        settings: the run's clipx node. `Method.solved_parameters` is empty without clipx.hold, so that nothing is
+            refused.
+        named: the full keys that the command line names.
+    """
+    if not settings.trains:
         return
-    reason = f"{NODE}.hold solves for the bounds"
     for name in settings.method.solved_parameters:
-        if f"{NODE}.{name}" in named:
+        key = f"{NODE}.{name}"
+        if key in named:
             yield Refusal(
-                f"{NODE}.{name}", getattr(settings.method, name), reason, f"Remove it, or leave out +{NODE}/hold."
+                key=key,
+                value=getattr(settings.method, name),
+                reason=f"{NODE}.hold solves for the bounds, so that this parameter has no effect",
+                advice=f"Remove it, or leave out +{NODE}/hold.",
             )
 
 
 def read_earlier_takeover(node: DictConfig) -> dict[str, dict[str, Any]]:
-    """Return the values that an earlier start of this configuration took over, and that nobody has changed since."""
+    """Return what an earlier start of this configuration took over, as `Takeover.taken`.
+
+    A value that was changed since then is left out. The result is empty if there was no earlier start.
+
+    Args:
+        node: verl's policy_loss node.
+    """
     if OmegaConf.is_interpolation(node, "run") or not node.get("run"):
         return {}
     taken = value_at(OmegaConf.to_container(node.run), "record.loss.taken") or {}
@@ -190,7 +218,11 @@ def read_earlier_takeover(node: DictConfig) -> dict[str, dict[str, Any]]:
 
 
 def instantiated(node: Any) -> Any:
-    """Build what a node's `_target_` names. If that raises a ValueError, it is raised in place of Hydra's error."""
+    """Build what a node's `_target_` names.
+
+    Raises:
+        ValueError: the target raised it. Hydra would raise an error of its own around it.
+    """
     try:
         return instantiate(node, _convert_="partial")
     except Exception as error:
@@ -220,9 +252,10 @@ def refuse_misspelt_keys(config: DictConfig) -> Iterator[Refusal]:
     folder = configs_folder() / NODE
     groups = {f"{NODE}/{path.name}" for path in folder.iterdir() if path.is_dir()}
     for key, value in config.items_ex(resolve=False):
-        # Such as +clipx/shapping=… and, below, +clipex=acpo.
+        # A modifier, such as +clipx/shapping=….
         if key.startswith(f"{NODE}/"):
             yield Refusal(f"+{key}", value, f"there is no group {key}", did_you_mean(key, groups, "+").strip())
+        # The name of the node, such as +clipex=acpo.
         is_near = key != NODE and did_you_mean(key, [NODE]) != ""
         if is_near and isinstance(value, str) and (folder / f"{value}.yaml").is_file():
             yield Refusal(f"+{key}", value, f"nothing reads a key {key}", f"Did you mean {swap_by(value)}?")
@@ -236,9 +269,12 @@ def refuse_misspelt_keys(config: DictConfig) -> Iterator[Refusal]:
 
 
 def refusal_without_group(loss_mode: Any) -> Refusal | None:
-    """Return the refusal of a loss of the plugin that is chosen without its group; None for a loss of verl's.
+    """Return the refusal of a loss of the plugin that loss_mode names without the loss's group.
 
     Without the group its statistics would not be exact.
+
+    Returns:
+        The refusal; None if loss_mode names a loss of verl's.
     """
     name = str(loss_mode).removeprefix("clipx_")
     if name == str(loss_mode):
