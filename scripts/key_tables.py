@@ -22,7 +22,7 @@ from shared import table
 def refusal_list() -> str:
     """The list in docs/support.md of the keys that a run may be refused for."""
     refused = [row for row in ROWS.values() if row.refusal]
-    return "\n".join(f"- `{row.key.removeprefix('actor_rollout_ref.')}`: {row.refusal.__doc__}" for row in refused)
+    return "\n".join(f"- `{row.key.removeprefix('actor_rollout_ref.')}`: {row.refused_when}" for row in refused)
 
 
 def clip_key_table() -> str:

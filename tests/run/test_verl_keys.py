@@ -279,6 +279,59 @@ def test_all_that_is_wrong_is_said_at_once():
     assert keys == [f"{CORRECTION}.rollout_is", f"{ACTOR}.ppo_epochs", f"{ACTOR}.clip_ratio_high"]
 
 
+OWN_LOSS = ("+clipx=custom", "clipx.function=tests.example_losses:soft")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (*OWN_LOSS, f"{POLICY_LOSS}.loss_mode=vanilla"),
+        ("+clipx=observe", f"{POLICY_LOSS}.loss_mode=clipx_somebody_s"),
+    ],
+)
+def test_a_loss_of_ones_own_is_advised_with_the_group_that_it_has(overrides):
+    (refusal,) = refused(*overrides)
+    text = f"{refusal.reason}. {refusal.advice}"
+    assert set(re.findall(r"\+clipx=\w+", text)) == {"+clipx=custom", "+clipx=observe"}
+    assert "clipx.method" not in text
+
+
+PULLED = ("+clipx=grpo", "+clipx/pull=k2")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "advice", "changed"),
+    [
+        (
+            ("+clipx=observe", BYPASSED, WEIGHTS, *REJECTED),
+            f"set {CORRECTION}.bypass_mode=False and set {CORRECTION}.rollout_is=null and set "
+            f"{CORRECTION}.rollout_rs=null",
+            ("+clipx=observe", f"{CORRECTION}.bypass_mode=False", f"{CORRECTION}.rollout_is=null"),
+        ),
+        (("+clipx=m2po",), "set clipx.behaviour=old", ("+clipx=m2po", "clipx.behaviour=old")),
+        (
+            ("+clipx=bapo", "clipx.weight=rollout", "+clipx/mask=icepop"),
+            "set clipx.weight=old and leave out +clipx/mask=icepop",
+            ("+clipx=bapo", "clipx.weight=old"),
+        ),
+        (
+            (*PULLED, "clipx.pull.anchor=rollout"),
+            "set clipx.pull.anchor=old",
+            (*PULLED, "clipx.pull.anchor=old"),
+        ),
+        (
+            ("+clipx=custom", "clipx.function=tests.example_losses:ToSampler"),
+            "choose another method",
+            ("+clipx=grpo",),
+        ),
+    ],
+)
+def test_without_log_probs_the_advice_names_all_that_has_to_change(overrides, advice, changed):
+    (refusal,) = refused(*overrides, f"{LOG_PROBS}=False")
+    assert (refusal.key, refusal.advice) == (LOG_PROBS, f"Set it to True, or {advice}.")
+    assert refused(*changed, f"{LOG_PROBS}=False") == []
+
+
 def test_every_refusal_of_the_table_is_met_above():
     tests, met = {row.refusal for row in ROWS.values() if row.refusal is not None}, set()
     for _, *overrides in REFUSED:

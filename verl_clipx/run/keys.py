@@ -1,4 +1,4 @@
-"""The keys of verl's configuration that the plugin knows: one row a key, or a subtree, with its refusal beside it.
+"""The keys of verl's configuration that the plugin knows: a row for each key or subtree, and below it its refusal.
 
 Every key that verl's losses, aggregation, distillation and rollout correction read has its own row
 (scripts/verl_loss_keys.py finds these keys in verl's source). A node that contains such keys has no row as a whole, so
@@ -8,6 +8,7 @@ What a clip key of verl's means to a method stands in the method's class (`param
 what becomes of it in a run. Importing this is cheap.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,13 +20,14 @@ from verl_clipx.losses.groups import OBSERVE, swap_by
 from verl_clipx.run.sampling import Correction, Sampling
 
 if TYPE_CHECKING:
+    from verl_clipx.losses.base.method import Method
     from verl_clipx.run.config import Observe, Settings
 
 Values = Mapping[str, Any]
-# Yields the reasons for which a run with these values, and with this clipx node, is refused.
+# A function that yields the reasons for which a run with these values, and with this clipx node, is refused.
 Refuser = Callable[[Values, "Settings | Observe"], Iterator[Refusal]]
 
-# What may become of a key, its fate.
+# The fates of keys: what may become of a key.
 READ_BY_VERL = "read by verl as always"
 TAKEN = "taken over or not used"
 REFUSED = "refused"
@@ -33,7 +35,7 @@ IRRELEVANT = "irrelevant"
 # In place of a default: the plugin does not read the key.
 NOT_READ = object()
 
-# What reads a key, its reader.
+# The readers of keys.
 LOSSES = "verl's own losses"
 BYPASS_LOSS = "verl's bypass loss"
 CORRECTION = "verl's rollout correction"
@@ -47,17 +49,17 @@ SERVER = "the server that samples"
 
 
 class Row(NamedTuple):
-    """The fate of a key, and of all keys below it.
+    """What the plugin knows of a key, and of all keys below it.
 
     Attributes:
         key: the full key.
         fate: `READ_BY_VERL`, `TAKEN`, `REFUSED` or `IRRELEVANT`. Some values of a key that verl reads may be refused.
-        reader: words for people: what reads it, or why it does not matter. Only `refuse_misplaced_keys` compares them:
-            it refuses a key that has the name of one of the actor's keys for `LOSSES`, `AGGREGATION` or `BESIDE`, and
-            is in a place where nothing reads it.
-        default: its value where the configuration lacks it; `NOT_READ` if the plugin does not look at it.
-        on_path: whether verl reads it on the way to the loss.
-        refusal: yields why a run with its value is refused. Its docstring says when, for docs/support.md.
+        reader: in words, what reads the key, or why the key does not matter. `refuse_misplaced_keys` compares it with
+            `LOSSES`, `AGGREGATION` and `BESIDE`.
+        default: the key's value where the configuration lacks the key; `NOT_READ` if the plugin does not look at it.
+        on_path: whether verl reads the key on the way to the loss.
+        refusal: the function that yields why a run with the key's value is refused; None if no value is refused.
+        refused_when: for which values the key is refused, in the words of docs/support.md; empty without a `refusal`.
     """
 
     key: str
@@ -66,13 +68,18 @@ class Row(NamedTuple):
     default: Any = NOT_READ
     on_path: bool = True
     refusal: Refuser | None = None
+    refused_when: str = ""
 
 
 ROWS: dict[str, Row] = {}
 
 
 def declare(key: str, fate: str, reader: str, default: Any = NOT_READ, *, on_path: bool = True) -> str:
-    """Give a key its row, and return the key; the arguments are the attributes of `Row`."""
+    """Give a key its row, and return the key. The arguments are the attributes of `Row`.
+
+    Raises:
+        ValueError: the key has a row already.
+    """
     if key in ROWS:
         raise ValueError(f"{key} has a row already")
     ROWS[key] = Row(key, fate, reader, default, on_path)
@@ -80,15 +87,23 @@ def declare(key: str, fate: str, reader: str, default: Any = NOT_READ, *, on_pat
 
 
 def declare_all(fate: str, reader: str, node: str, *names: str, **arguments: Any) -> tuple[str, ...]:
-    """Give each of these keys in a node a row, and return the full keys; the arguments are those of `declare`."""
+    """Give several keys of a node their rows, and return the full keys.
+
+    Args:
+        fate, reader, arguments: as for `declare`; they are the same for all of these keys.
+        node: the full key of the node.
+        names: the names of the keys in it.
+    """
     return tuple(declare(f"{node}.{name}", fate, reader, **arguments) for name in names)
 
 
-def refuses(key: str) -> Callable[[Refuser], Refuser]:
+def refuses(key: str, *, when: str) -> Callable[[Refuser], Refuser]:
     """Store the decorated function as the `refusal` of a key's row.
 
-    Its docstring says for which values the key is refused: scripts/key_tables.py prints it as the key's line in
-    docs/support.md.
+    Args:
+        key: the full key.
+        when: for which values the key is refused, and why. scripts/key_tables.py prints it as the key's line in
+            docs/support.md.
 
     Raises:
         ValueError: the row has such a function already.
@@ -97,21 +112,36 @@ def refuses(key: str) -> Callable[[Refuser], Refuser]:
     def store(refuser: Refuser) -> Refuser:
         if ROWS[key].refusal is not None:
             raise ValueError(f"{key} is refused by {ROWS[key].refusal.__name__} already")
-        ROWS[key] = ROWS[key]._replace(refusal=refuser)
+        ROWS[key] = ROWS[key]._replace(refusal=refuser, refused_when=when)
         return refuser
 
     return store
 
 
 def name_loss(node: "Settings | Observe") -> str:
-    """Return what a message calls the loss that a clipx node chooses."""
+    """Return what a message calls the part that the plugin has in a run: its method, or +clipx=observe."""
     return f"the method {node.method.name}" if node.trains else f"+{NODE}={OBSERVE}"
+
+
+def group_of_loss(name: str) -> str:
+    """Return the group that chooses a loss of the plugin: `name` itself, or `custom` for a loss of the user's own.
+
+    Args:
+        name: the loss's name in verl's registry, without clipx_.
+    """
+    from verl_clipx.losses.methods import METHODS
+
+    is_of_package = name in METHODS and METHODS[name].__module__.startswith("verl_clipx.")
+    return name if is_of_package else CUSTOM
 
 
 # --- The loss --------------------------------------------------------------------------------------------------------
 
 MODEL_ROOT = "actor_rollout_ref"
-ACTOR, ROLLOUT, REFERENCE, MODEL = (f"{MODEL_ROOT}.{name}" for name in ("actor", "rollout", "ref", "model"))
+ACTOR = f"{MODEL_ROOT}.actor"
+ROLLOUT = f"{MODEL_ROOT}.rollout"
+REFERENCE = f"{MODEL_ROOT}.ref"
+MODEL = f"{MODEL_ROOT}.model"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 FACTS = f"{POLICY_LOSS}.run"
 # The nodes that the plugin keeps in verl's (configs/clipx/base.yaml).
@@ -142,48 +172,76 @@ for _name, _default in CLIP_KEYS.items():
 NOT_IN_VERL = ("tau_pos", "tau_neg")
 
 LOSS_MODE = declare(f"{POLICY_LOSS}.loss_mode", REFUSED, LOSSES, "vanilla")
-# Of verl after 0.9: a loss on logits, and its own keys.
+# The group of a loss of the user's own.
+CUSTOM = "custom"
+# A loss of verl after 0.9, which acts on logits, and its own keys.
 LOCAL = "local"
 declare_all(IRRELEVANT, "verl's LOCAL alone, whose loss_mode is refused", POLICY_LOSS, "local_eta", "local_topk")
 
 
-def refuse_another_loss(loss_mode: str, settings: "Settings") -> Iterator[Refusal]:
-    """Yield a refusal if loss_mode names another loss than the clipx node does."""
+@refuses(
+    LOSS_MODE,
+    when=(
+        "any value other than the group's own; under observe, a loss of the plugin, verl's loss on logits (local), and "
+        "a name that is not registered with verl"
+    ),
+)
+def refuse_loss_mode(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+    """Yield a refusal if loss_mode names another loss than the method, or one that the plugin cannot observe."""
+    loss_mode = str(values[LOSS_MODE])
+    if node.trains:
+        yield from refuse_contradicting_loss_mode(loss_mode, node)
+    else:
+        yield from refuse_unobservable_loss(loss_mode)
+
+
+def refuse_contradicting_loss_mode(loss_mode: str, settings: "Settings") -> Iterator[Refusal]:
+    """Yield a refusal if loss_mode names another loss than the one that the clipx node chooses."""
     name = settings.method.name
-    if loss_mode not in ("clipx_custom", f"clipx_{name}"):
-        reason = f"contradicts {NODE}.method={name}: verl would train the loss that it names"
-        advice = f"Remove loss_mode, which +{NODE}={name} sets by itself, or keep verl's loss with {swap_by(OBSERVE)}."
-        yield Refusal(LOSS_MODE, loss_mode, reason, advice)
+    if loss_mode in (f"{NODE}_{CUSTOM}", f"{NODE}_{name}"):
+        return
+    group = group_of_loss(name)
+    chosen = f"{NODE}.function, a loss named {name}" if group == CUSTOM else f"{NODE}.method={name}"
+    yield Refusal(
+        key=LOSS_MODE,
+        value=loss_mode,
+        reason=f"contradicts {chosen}: verl would train the loss that it names",
+        advice=f"Remove loss_mode, which +{NODE}={group} sets by itself, or keep verl's loss with {swap_by(OBSERVE)}.",
+    )
 
 
-@refuses(LOSS_MODE)
-def refuse_other_loss(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """any value other than the group's own; under observe, any that is not verl's, and verl's loss on logits (local)"""
+def refuse_unobservable_loss(loss_mode: str) -> Iterator[Refusal]:
+    """Yield a refusal if +clipx=observe cannot observe the loss that loss_mode names."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-    loss_mode = str(values[LOSS_MODE])
-    known = sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(f"{NODE}_"))
-    if node.trains:
-        yield from refuse_another_loss(loss_mode, node)
-    elif loss_mode.startswith(f"{NODE}_"):
-        reason = f"+{NODE}={OBSERVE} is for verl's own losses; the plugin's have these metrics anyway"
-        by_group = f"Remove loss_mode, which +{NODE}={loss_mode[6:]} sets by itself"
-        yield Refusal(LOSS_MODE, loss_mode, reason, f"{by_group}, or observe one of verl's (vanilla).")
+    prefix = f"{NODE}_"
+    observable_losses = sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(prefix))
+    if loss_mode.startswith(prefix):
+        group = group_of_loss(loss_mode.removeprefix(prefix))
+        reason = f"+{NODE}={OBSERVE} is for verl's own losses; a loss of the plugin logs its metrics by itself"
+        advice = (
+            f"Train it with +{NODE}={group}, which sets loss_mode by itself, or observe a loss of verl's (vanilla)."
+        )
     elif loss_mode == LOCAL:
         reason = f"verl's LOCAL is a loss on logits, which +{NODE}={OBSERVE} does not see"
-        yield Refusal(LOSS_MODE, loss_mode, reason, f"Leave out +{NODE}={OBSERVE}, or observe another loss (vanilla).")
-    elif loss_mode not in known:
-        module = "name the module that registers it in VERL_USE_EXTERNAL_MODULES"
-        advice = f"Set it to one of {', '.join(known)}, or {module}."
-        yield Refusal(LOSS_MODE, loss_mode, "verl has no such loss to observe", advice)
+        advice = f"Leave out +{NODE}={OBSERVE}, or observe another loss (vanilla)."
+    elif loss_mode not in observable_losses:
+        reason = "verl has no such loss to observe"
+        advice = (
+            f"Set it to one of {', '.join(observable_losses)}, or name the module that registers it in "
+            "VERL_USE_EXTERNAL_MODULES."
+        )
+    else:
+        return
+    yield Refusal(LOSS_MODE, loss_mode, reason, advice)
 
 
 POLICY_LOSS_CORRECTION = declare(f"{POLICY_LOSS}.rollout_correction", REFUSED, BYPASS_LOSS, None)
 
 
-@refuses(POLICY_LOSS_CORRECTION)
+@refuses(POLICY_LOSS_CORRECTION, when="any setting, with a method of the plugin: only verl's own bypass loss reads it")
 def refuse_misplaced_correction(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """any setting: only verl's bypass loss reads it"""
+    """Yield a refusal if a correction is set in the policy loss, where a method of the plugin would ignore it."""
     correction = values[POLICY_LOSS_CORRECTION] or {}
     if node.trains and correction:
         key, value = next(iter(correction.items()))
@@ -204,9 +262,15 @@ def refuse_padded_length(loss_agg_mode: str, loss_scale_factor: Any) -> Iterator
         yield Refusal(LOSS_AGG_MODE, loss_agg_mode, reason, advice)
 
 
-@refuses(LOSS_AGG_MODE)
+@refuses(
+    LOSS_AGG_MODE,
+    when=(
+        "seq-mean-token-sum-norm without loss_scale_factor, with a method of the plugin: verl would divide by a padded "
+        "length"
+    ),
+)
 def refuse_inconstant_length(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """seq-mean-token-sum-norm without loss_scale_factor: verl would divide by a padded length"""
+    """Yield a refusal if a method's loss would depend on the length to which a micro-batch is padded."""
     if node.trains:
         yield from refuse_padded_length(values[LOSS_AGG_MODE], values[LOSS_SCALE_FACTOR])
 
@@ -245,9 +309,15 @@ def correction_of(values: Values) -> Correction:
     )
 
 
-@refuses(ROLLOUT_IS)
+@refuses(
+    ROLLOUT_IS,
+    when=(
+        "any value, with a method of the plugin in bypass mode or one whose ratio is taken against the sampler: it "
+        "would correct twice"
+    ),
+)
 def refuse_counting_weights_twice(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """in bypass mode, and with a method whose ratio is taken against the sampler: it would correct twice"""
+    """Yield a refusal if verl's weights would correct for the sampler, to which the method's ratio already refers."""
     if not node.trains or values[ROLLOUT_IS] is None or not (values[BYPASS] or node.method.ratio_to_sampler):
         return
     if values[BYPASS]:
@@ -266,9 +336,12 @@ def refuse_counting_weights_twice(values: Values, node: "Settings | Observe") ->
     yield Refusal(ROLLOUT_IS, values[ROLLOUT_IS], reason, f"Set {ROLLOUT_IS}=null, or {other}.")
 
 
-@refuses(BYPASS)
+@refuses(
+    BYPASS,
+    when="True together with a mask that compares the old policy with the sampler: in bypass mode they are the same",
+)
 def refuse_mask_without_effect(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """True together with a mask that compares the old policy with the sampler: in bypass mode they are the same"""
+    """Yield a refusal if bypass mode makes two policies the same that the mask compares."""
     mask = node.mask if node.trains else None
     if values[BYPASS] and mask is not None and mask.of_old_policy:
         reason = (
@@ -278,31 +351,35 @@ def refuse_mask_without_effect(values: Values, node: "Settings | Observe") -> It
         yield Refusal(BYPASS, True, reason, f"Set {BYPASS}=False, or leave out +{NODE}/mask={mask.rule}.")
 
 
-@refuses(WITH_ROLLOUT_IS[0])
+@refuses(
+    WITH_ROLLOUT_IS[0],
+    when="a value of this or of rollout_is that verl's own code refuses, which it would do at the first batch",
+)
 def refuse_weights_with_verl(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """this and rollout_is, if verl's own code refuses them; it would do so at the first batch"""
+    """Yield a refusal if verl's own code refuses the kind of weights or their threshold."""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
     yield from refuse_with_verl(compute_rollout_correction_weights, values, ROLLOUT_IS, WITH_ROLLOUT_IS[0])
 
 
-@refuses(ROLLOUT_RS)
+@refuses(ROLLOUT_RS, when="a value of this or of its threshold that verl's own code refuses")
 def refuse_rejection_with_verl(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """this and its threshold, if verl's own code refuses them"""
+    """Yield a refusal if verl's own code refuses the kind of rejection or its threshold."""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 
     yield from refuse_with_verl(compute_rollout_rejection_mask, values, ROLLOUT_RS, WITH_ROLLOUT_RS[0])
 
 
 def refuse_with_verl(correct: Callable, values: Values, key: str, threshold: str) -> Iterator[Refusal]:
-    """Yield the objection of verl's own function, called with two made-up sequences.
+    """Yield a refusal if verl's own function of a correction raises an error.
 
-    A run would meet this objection only with its first batch.
+    The function is called with two made-up sequences. In a run it would raise the error at the first batch.
 
     Args:
         correct: verl's function.
         values: from `read`.
-        key, threshold: the key that switches the correction on, and that of its threshold.
+        key: the key that switches the correction on.
+        threshold: the key with the correction's threshold.
     """
     import torch
 
@@ -316,19 +393,28 @@ def refuse_with_verl(correct: Callable, values: Values, key: str, threshold: str
         yield Refusal(key, values[key], reason.rstrip("."), f"Change it, or set {key}=null.")
 
 
-@refuses(LOSS_TYPE)
+@refuses(
+    LOSS_TYPE,
+    when="a value other than ppo_clip and null, with a method of the plugin: only verl's own bypass loss reads it",
+)
 def refuse_other_bypass_loss(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """anything but ppo_clip: only verl's bypass loss reads it"""
+    """Yield a refusal if a loss is chosen for bypass mode, where a method of the plugin takes its place."""
     loss_type = values[LOSS_TYPE]
-    advice = f"Set {LOSS_TYPE}=ppo_clip, or leave out +{NODE} to train verl's."
     if node.trains and loss_type not in (None, "ppo_clip"):
         reason = f"only verl's own bypass loss reads it, and {name_loss(node)} would ignore it"
+        advice = f"Set {LOSS_TYPE}=ppo_clip, or leave out +{NODE} to train verl's own loss."
         yield Refusal(LOSS_TYPE, loss_type, reason, advice)
 
 
-@refuses(CENTERING)
+@refuses(
+    CENTERING,
+    when=(
+        "True: verl would train a loss of its own in place of the method; under observe, because that loss acts on "
+        "logits too"
+    ),
+)
 def refuse_other_loss_for_centering(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """true: verl then trains a loss of its own for it; under observe, because that loss acts on logits too"""
+    """Yield a refusal if verl would train its loss with score centering, which the plugin sees only in part."""
     if not values[CENTERING]:
         return
     if node.trains:
@@ -339,7 +425,7 @@ def refuse_other_loss_for_centering(values: Values, node: "Settings | Observe") 
             "verl's loss then also acts on the logits of the most probable tokens, of which "
             f"{name_loss(node)} sees none, so that it would show only a part of what happens to a token"
         )
-    yield Refusal(CENTERING, True, reason, f"Set {CENTERING}=False, or leave out +{NODE} to train verl's.")
+    yield Refusal(CENTERING, True, reason, f"Set {CENTERING}=False, or leave out +{NODE} to train verl's own loss.")
 
 
 declare_all(READ_BY_VERL, SAMPLES, "algorithm", "gamma", "norm_adv_by_std_in_grpo", "kl_ctrl")
@@ -369,11 +455,11 @@ declare_all(
 )
 
 
-@refuses(TASK_REWARDS)
+@refuses(TASK_REWARDS, when="False under distillation: verl would train no policy loss")
 def refuse_no_task_rewards(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """False under distillation: verl would train no policy loss"""
+    """Yield a refusal if verl would train its distillation loss alone."""
     if values[DISTILLATION] and not values[TASK_REWARDS]:
-        effect = "would describe a loss that is not trained" if not node.trains else "would train nothing"
+        effect = "would train nothing" if node.trains else "would describe a loss that is not trained"
         reason = f"with {DISTILLATION}=True verl trains only its distillation loss, so that {name_loss(node)} {effect}"
         advice = f"Set {TASK_REWARDS}=True, which adds the distillation loss to the policy loss, or leave out +{NODE}."
         yield Refusal(TASK_REWARDS, values[TASK_REWARDS], reason, advice)
@@ -399,9 +485,9 @@ def declare_beside(key: str, reader: str, default: Any = None) -> str:
 EPOCHS = declare_beside(f"{ACTOR}.ppo_epochs", UPDATES, 1)
 
 
-@refuses(EPOCHS)
+@refuses(EPOCHS, when="a value other than null and whole numbers of at least 1: no update would be made")
 def refuse_no_update(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """below 1: no update would be made"""
+    """Yield a refusal if the number of epochs over a rollout batch is no whole number of at least 1."""
     epochs = values[EPOCHS]
     if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
         yield Refusal(EPOCHS, epochs, "no update would be made", "Set it to a whole number of at least 1.")
@@ -423,9 +509,12 @@ REMOTE_BACKEND = declare_beside("trainer.remote_backend", TRAINER)
 RUNTIME = declare_beside("runtime.backend", TRAINER)
 
 
-@refuses(TRAINER_MODE)
+@refuses(
+    TRAINER_MODE,
+    when="remote_backend, even if its own keys select it: the loss would run where the plugin has no worker",
+)
 def refuse_loss_elsewhere(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """remote_backend, even if selected by its own keys: the loss would run where the plugin has no worker"""
+    """Yield a refusal if the loss would run in a remote backend, where the plugin has no worker."""
     if values[TRAINER_MODE] == "remote_backend":
         key = TRAINER_MODE
     elif values[REMOTE_BACKEND] is not None:
@@ -438,9 +527,9 @@ def refuse_loss_elsewhere(values: Values, node: "Settings | Observe") -> Iterato
     yield Refusal(key, values[key], reason, f"Train with verl's own workers, or leave out +{NODE}.")
 
 
-@refuses(RUNTIME)
+@refuses(RUNTIME, when="a value other than null and ray, on which the plugin's hooks rely")
 def refuse_other_runtime(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """other than ray, on which the plugin's hooks rely"""
+    """Yield a refusal if verl would run on another runtime than Ray."""
     if values[RUNTIME] not in (None, "ray"):
         reason = f"the hooks through which {name_loss(node)} acts are in verl's start of Ray and in its Ray workers"
         yield Refusal(RUNTIME, values[RUNTIME], reason, f"Set {RUNTIME}=ray, or leave out +{NODE}.")
@@ -461,9 +550,15 @@ MODEL_PATH = declare_beside("actor_rollout_ref.model.path", ENGINE)
 FUSED_KERNELS = declare_beside("actor_rollout_ref.model.use_fused_kernels", ENGINE)
 
 
-@refuses(FUSED_KERNELS)
+@refuses(
+    FUSED_KERNELS,
+    when=(
+        "True under FSDP2 with untied embeddings, if the model's configuration is on this machine: torch would stop "
+        "the run"
+    ),
+)
 def refuse_sharded_head(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """under FSDP2 with untied embeddings, if the model's configuration is on this machine: torch would stop the run"""
+    """Yield a refusal if FSDP2 would shard the output embedding with which verl's fused kernels multiply."""
     path = values[MODEL_PATH]
     config = read_model_config(path) if values[STRATEGY] == "fsdp2" and values[FUSED_KERNELS] else None
     if config is not None and not config.get_text_config().tie_word_embeddings:
@@ -489,25 +584,28 @@ MTP = declare_beside("actor_rollout_ref.model.mtp.enable", ENGINE)
 PREFIX_GROUPER = declare_beside(f"{ACTOR}.use_prefix_grouper", ENGINE)
 ROUTER_REPLAY_OF_VEOMNI = declare_beside(f"{ACTOR}.veomni.router_replay.mode", ENGINE)
 ROUTER_REPLAY_OF_MEGATRON = declare_beside(f"{ACTOR}.megatron.router_replay.mode", ENGINE)
-# Of verl 0.9.0 and its main branch; 0.9.1 reads the two keys above in its place. No engine reads it. Where both the
-# server and the actor have recorded routes, verl's trainers with a rollout apart drop the server's under R2, and the
-# actor's otherwise.
+# A key of verl 0.9.0 and of its main branch, in whose place 0.9.1 reads the two keys above. No engine reads it. If both
+# the server and the actor have recorded routes, verl's trainers with a rollout apart drop the server's under R2, and
+# the actor's otherwise.
 declare_beside(f"{ACTOR}.router_replay.mode", "verl's trainers with a rollout apart", NOT_READ)
 DEVICE = declare_beside("trainer.device", ENGINE)
 
 
-@refuses(ROUTER_REPLAY_OF_VEOMNI)
+@refuses(
+    ROUTER_REPLAY_OF_VEOMNI,
+    when="R2 with an extra pass, which would record new routes; under Megatron its own key, except in verl 0.9.1",
+)
 def refuse_recording_routes_anew(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """R2 with an extra pass, which would record new routes; under Megatron its own key, except in verl 0.9.1"""
+    """Yield a refusal if the extra pass of a method would record routes anew, and not replay those of the update."""
     from verl_clipx.common.verl_version import verl_version
     from verl_clipx.run.schedule import schedule_of
 
-    # Judged by verl's source: its engines record under R2 whenever they make no gradient. 0.9.1's Megatron alone looks
-    # whether the rows have routes.
-    recording = {"veomni": ROUTER_REPLAY_OF_VEOMNI}
+    # By verl's source, its engines record under R2 in every pass without gradient. Only Megatron's engine in verl 0.9.1
+    # replays routes that the rows have.
+    key_by_recording_engine = {"veomni": ROUTER_REPLAY_OF_VEOMNI}
     if verl_version() != "0.9.1":
-        recording["megatron"] = ROUTER_REPLAY_OF_MEGATRON
-    key = recording.get(values[STRATEGY])
+        key_by_recording_engine["megatron"] = ROUTER_REPLAY_OF_MEGATRON
+    key = key_by_recording_engine.get(values[STRATEGY])
     if key is None or values[key] != "R2":
         return
     passes = schedule_of(values, node).extra_passes
@@ -526,9 +624,9 @@ def refuse_recording_routes_anew(values: Values, node: "Settings | Observe") -> 
 DYNAMIC_CONTEXT = declare_beside(f"{ACTOR}.megatron.dynamic_context_parallel", ENGINE)
 
 
-@refuses(DYNAMIC_CONTEXT)
+@refuses(DYNAMIC_CONTEXT, when="True under Megatron: each rank would be its own data-parallel group")
 def refuse_dynamic_context(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """True: each rank would be its own data-parallel group"""
+    """Yield a refusal if statistics and metrics would be those of a single rank."""
     if values[STRATEGY] == "megatron" and values[DYNAMIC_CONTEXT]:
         reason = (
             "verl then gives each rank its own data-parallel group, so statistics and metrics would be those of one "
@@ -551,14 +649,21 @@ WRONG_ATTENTION = (
 
 
 def has_sequence_parallel_attention(name: str | None) -> bool:
-    """Return whether an attention, by its name, works with a slice of each sequence; None is flash_attention_2."""
+    """Return whether an attention looks at the whole sequence where each rank has a slice of it.
+
+    Args:
+        name: the attention's name in transformers; None means flash_attention_2.
+    """
     # verl replaces the kernel call in flash attention (models/transformers/monkey_patch.py), VeOmni that in its own.
     return name is None or name.startswith(("flash_attention", "veomni_flash_attention"))
 
 
-@refuses(f"{ACTOR}.ulysses_sequence_parallel_size")
+@refuses(
+    f"{ACTOR}.ulysses_sequence_parallel_size",
+    when="above 1, wherever it is set, with sdpa or eager attention: each rank would attend to its own slice",
+)
 def refuse_attention_on_slices(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """above 1, wherever it is set, with sdpa or eager attention: each rank would attend to its own slice"""
+    """Yield a refusal if ranks share a sequence, and the attention does not look beyond a rank's own slice."""
     name = values[ATTENTION]
     key = next((key for key in SEQUENCE_PARALLEL if (values[key] or 1) > 1), None)
     if key is not None and not has_sequence_parallel_attention(name):
@@ -599,9 +704,9 @@ def sampling_of(values: Values) -> Sampling:
 class Mismatch(NamedTuple):
     """Why the rollout's log-probabilities are not the trainer's, although the weights are the same.
 
-    Args:
-        settings: the keys that make the difference, with their values; the one to change is first.
-        effect: what they do to the log-probabilities, as it continues a sentence.
+    Attributes:
+        settings: the keys that make the difference, with their values; the key to change is the first.
+        effect: what these settings do to the log-probabilities, as a clause that follows a colon.
         remedy: what to set, as a sentence without its full stop.
     """
 
@@ -627,8 +732,8 @@ def find_log_prob_mismatch(sampling: Sampling, engine: str | None) -> Mismatch |
     server of +hardware=cpu return what logprobs_mode says. verl does not pass this key to other servers.
 
     Args:
-        sampling: of the run.
-        engine: verl's name for the server that samples.
+        sampling: how the run's server samples.
+        engine: verl's name for this server.
     """
     temperature = sampling.temperature
     truncating = {f"{ROLLOUT}.{name}": value for name, value in sampling.truncates.items()}
@@ -682,13 +787,19 @@ def find_log_prob_mismatch(sampling: Sampling, engine: str | None) -> Mismatch |
     )
 
 
-@refuses(TOP_P)
-def refuse_wrong_ratio(values: Values, settings: "Settings | Observe") -> Iterator[Refusal]:
-    """top_p, top_k, min_p, temperature or logprobs_mode, if they make the ratio to the sampler in the loss wrong"""
-    if not settings.trains:
+@refuses(
+    TOP_P,
+    when=(
+        "top_p, top_k, min_p, temperature or logprobs_mode, with a method of the plugin, if they make the ratio to the "
+        "sampler in the loss wrong"
+    ),
+)
+def refuse_wrong_ratio(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
+    """Yield a refusal if the loss has a ratio to the sampler whose log-probabilities are of another distribution."""
+    if not node.trains:
         return
     mismatch = find_log_prob_mismatch(sampling_of(values), values[ENGINE_NAME])
-    ratio_setting = find_ratio_to_sampler(correction_of(values), settings)
+    ratio_setting = find_ratio_to_sampler(correction_of(values), node)
     if mismatch is None or ratio_setting is None:
         return
     key = next(iter(mismatch.settings))
@@ -701,56 +812,99 @@ def refuse_wrong_ratio(values: Values, settings: "Settings | Observe") -> Iterat
     )
 
 
-@refuses(CALCULATE_LOG_PROBS)
+class Need(NamedTuple):
+    """A setting with which a run needs the rollout's log-probabilities.
+
+    Attributes:
+        setting: the setting, as key=value.
+        remedy: what to do so that the run does not need them for this setting, as a clause such as "set KEY=null".
+    """
+
+    setting: str
+    remedy: str
+
+
+@refuses(
+    CALCULATE_LOG_PROBS,
+    when=(
+        "a value other than True, if the method, its mask or its pull needs the rollout's log-probabilities; False, if "
+        "bypass mode or a correction needs them"
+    ),
+)
 def refuse_no_log_probs(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """False if a correction, bypass mode or the method needs them"""
-    # True, False, or None where the configuration lacks the key: then only the need of the method itself is refused.
-    returned = values[CALCULATE_LOG_PROBS]
-    if returned:
+    """Yield a refusal if a run needs the rollout's log-probabilities, and the server does not return them."""
+    returns_log_probs = values[CALCULATE_LOG_PROBS]
+    if returns_log_probs:
         return
-    settings = [f"{key}={values[key]}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if values[key]]
-    method_setting = find_need_of_rollout_log_probs(node) if node.trains else ""
-    if method_setting:
-        settings.insert(0, method_setting)
-    elif returned is None:
-        return
-    if settings:
-        switch = settings[0].partition("=")[0]
+    needs = []
+    if node.trains:
+        needs += find_needs_of_loss(node)
+    # None: the key is missing or null. What verl does then with a correction of its own is verl's business, unless a
+    # need of the loss stops the run anyway.
+    if needs or returns_log_probs is not None:
+        needs += find_needs_of_correction(correction_of(values))
+    if needs:
+        verb = "needs" if len(needs) == 1 else "need"
         yield Refusal(
             key=CALCULATE_LOG_PROBS,
-            value=returned,
-            reason=f"{', '.join(settings)} needs the rollout's log-probabilities",
-            advice=f"Set it to True, or do without {switch}.",
+            value=returns_log_probs,
+            reason=f"{', '.join(need.setting for need in needs)} {verb} the rollout's log-probabilities",
+            advice=f"Set it to True, or {' and '.join(need.remedy for need in needs)}.",
         )
 
 
-def find_need_of_rollout_log_probs(node: "Settings") -> str:
-    """Return the setting `key=value` that makes a run need the rollout's log-probabilities; empty if none does."""
-    setting = find_comparison_with_sampler(node)
-    if setting:
-        return setting
+def find_needs_of_correction(correction: Correction) -> list[Need]:
+    """Return the settings of verl's rollout correction that need the rollout's log-probabilities."""
+    needs = []
+    if correction.bypass:
+        needs.append(Need(f"{BYPASS}={correction.bypass}", f"set {BYPASS}=False"))
+    if correction.weights:
+        needs.append(Need(f"{ROLLOUT_IS}={correction.weights}", f"set {ROLLOUT_IS}=null"))
+    if correction.rejection:
+        needs.append(Need(f"{ROLLOUT_RS}={correction.rejection}", f"set {ROLLOUT_RS}=null"))
+    return needs
+
+
+def find_needs_of_loss(node: "Settings") -> list[Need]:
+    """Return the settings of the method, its mask and its pull that need the rollout's log-probabilities."""
+    needs = find_comparisons_with_sampler(node)
     if node.pull is not None and node.pull.anchor == "rollout":
-        return f"{node.pull.node}.anchor=rollout"
-    return ""
+        key = f"{node.pull.node}.anchor"
+        needs.append(Need(f"{key}=rollout", f"set {key}=old"))
+    return needs
 
 
-def find_comparison_with_sampler(node: "Settings") -> str:
-    """Return the setting `key=value` by which the method or its mask looks at the ratio to the rollout policy.
+def find_comparisons_with_sampler(node: "Settings") -> list[Need]:
+    """Return the settings by which the method or its mask looks at the ratio to the rollout policy.
 
-    Returns:
-        Empty if neither does. A pull does not count: it adds a term, and corrects no token's weight.
+    A pull does not count: it adds a term, and corrects no token's weight.
     """
+    comparisons = []
     method = node.method
     # With a pull, `asks_for` names what the pull reads too.
     asked_by_method = method.asks_for if node.pull is None else method.asks_for_itself
     if "rollout_log_prob" in asked_by_method:
-        for key, value in method.parameters.items():
-            if value == "rollout":
-                return f"{NODE}.{key}={value}"
-        return f"{NODE}.method={method.name}"
+        comparisons.append(find_need_of_method(method))
     if node.mask is not None:
-        return f"{NODE}.mask.rule={node.mask.rule}"
-    return ""
+        rule = node.mask.rule
+        comparisons.append(Need(f"{NODE}.mask.rule={rule}", f"leave out +{NODE}/mask={rule}"))
+    return comparisons
+
+
+def find_need_of_method(method: "Method") -> Need:
+    """Return the parameter by which a method needs the rollout's log-probabilities, or else the method itself.
+
+    Args:
+        method: a method that asks for these log-probabilities.
+    """
+    fields = {field.name: field for field in dataclasses.fields(method)}
+    for name, value in method.parameters.items():
+        if value == "rollout":
+            key = f"{NODE}.{name}"
+            other_values = [choice for choice in fields[name].metadata["allowed"].choices if choice != value]
+            remedy = f"set {key}={other_values[0]}" if other_values else f"change {key}"
+            return Need(f"{key}={value}", remedy)
+    return Need(f"{NODE}.method={method.name}", "choose another method")
 
 
 def corrects_for_sampler(correction: Correction, node: "Settings | Observe") -> bool:
@@ -760,20 +914,15 @@ def corrects_for_sampler(correction: Correction, node: "Settings | Observe") -> 
     """
     if correction.bypass or correction.weights or correction.rejection:
         return True
-    return node.trains and find_comparison_with_sampler(node) != ""
+    return node.trains and bool(find_comparisons_with_sampler(node))
 
 
 def find_ratio_to_sampler(correction: Correction, node: "Settings | Observe") -> str | None:
-    """Return the setting `key=value` that puts a ratio to the rollout policy into the objective; None if none does."""
+    """Return the first setting, as key=value, that puts a ratio to the rollout policy into the objective, or None."""
+    needs = find_needs_of_correction(correction)
     if node.trains:
-        setting = find_need_of_rollout_log_probs(node)
-        if setting:
-            return setting
-    value_by_key = {BYPASS: correction.bypass, ROLLOUT_IS: correction.weights, ROLLOUT_RS: correction.rejection}
-    for key, value in value_by_key.items():
-        if value:
-            return f"{key}={value}"
-    return None
+        needs = [*find_needs_of_loss(node), *needs]
+    return needs[0].setting if needs else None
 
 
 ESTIMATOR = declare_beside("algorithm.adv_estimator", SAMPLES)
@@ -856,14 +1005,14 @@ LOADED_CONTENTS = f"{ACTOR}.checkpoint.load_contents"
 PROJECT_NAME = "trainer.project_name"
 EXPERIMENT_NAME = "trainer.experiment_name"
 TRAINING_FILES = "data.train_files"
-# How many prompts verl fetches at once.
+# The number of prompts that verl fetches at once.
 FETCHED_PROMPTS = "data.gen_batch_size"
 TRAINING_ROWS = "data.train_max_samples"
 VALIDATION_FILES = "data.val_files"
-# verl reads the first; the second is where its older versions had it.
+# The nodes of the reward function and of the reward model. verl reads the first; its older versions had the second.
 REWARD_FUNCTIONS = ("reward.custom_reward_function", "custom_reward_function")
 REWARD_MODELS = ("reward.reward_model", "reward_model")
-# Each has a path or an address, or a list of them.
+# The keys whose value is a path or an address, or a list of them.
 PATHS = (
     MODEL_PATH,
     TOKENIZER_PATH,
@@ -874,27 +1023,34 @@ PATHS = (
     *(f"{node}.path" for node in REWARD_FUNCTIONS),
 )
 
-# The ends of all other keys that name a file or a model, such as code, tools, agent loops, quantisation or a teacher.
-OF_FILES = (".path", "_path", "_file")
-# Parts of keys that have such an end and name no file that a training reads.
-OF_NO_FILE = ("profiler.", "ray_kwargs.", f"{FACTS}.")
+# The endings of all other keys that name a file or a model: code, tools, agent loops, quantisation, a teacher.
+ENDINGS_OF_FILE_KEYS = (".path", "_path", "_file")
+# Parts of keys that have such an ending, but name no file that a training reads.
+PARTS_OF_OTHER_KEYS = ("profiler.", "ray_kwargs.", f"{FACTS}.")
 
 
 def further_files(values: Values) -> dict[str, str]:
-    """Return the files and models that a configuration names beside those of `PATHS`: dotted key to path."""
-    named: dict[str, str] = {}
+    """Return the files and models that a configuration names at other keys than those of `PATHS`.
+
+    Args:
+        values: the configuration's leaves by dotted key.
+
+    Returns:
+        The paths by dotted key.
+    """
+    paths: dict[str, str] = {}
     for key, value in values.items():
-        is_known = key in PATHS or any(node in key for node in OF_NO_FILE)
-        if key.endswith(OF_FILES) and not is_known and isinstance(value, str) and value:
-            named[key] = value
-    return named
+        is_left_out = key in PATHS or any(part in key for part in PARTS_OF_OTHER_KEYS)
+        if key.endswith(ENDINGS_OF_FILE_KEYS) and not is_left_out and isinstance(value, str) and value:
+            paths[key] = value
+    return paths
 
 
 # --- What a record keeps as it is -----------------------------------------------------------------------------------
 
 DTYPES = ("bfloat16", "float16", "float32", "float64", "bf16", "fp16", "fp32", "fp64", "16", "32", "64", "auto")
-# Texts that a key takes beyond verl's own defaults, for which verl has neither a registry nor an enumeration; a key may
-# be a pattern. scripts/declared_keys.py adds them to what it finds in verl.
+# By key, or by a pattern of keys, the texts that it takes besides verl's default, where verl has neither a registry nor
+# an enumeration of them. scripts/declared_keys.py adds them to the texts that it finds in verl.
 CHOICES: dict[str, tuple[str, ...]] = {
     LOSS_AGG_MODE: ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
     KL_LOSS_TYPE: ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full", "kl+", "k1+", "abs+", "k3+"),
@@ -931,48 +1087,97 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "*.reward_manager.name": ("naive", "batch", "dapo", "prime", "limited", "remote", "gdpo"),
     "*.reward_manager": ("naive", "batch", "dapo", "prime"),
 }
-# Names of code that verl or the plugin looks up when a run starts, so that no run has another text there.
+# Keys whose value names code. verl or the plugin looks it up when a run starts, so that the value cannot be a secret.
 NAMES = (LOSS_MODE, ESTIMATOR, f"{NODE}.method", f"{NODE}.function")
-# Texts made of numbers, such as 0.5_2.0.
+# Keys whose value may be a text made of numbers, such as 0.5_2.0.
 RANGES = (WITH_ROLLOUT_IS[0], WITH_ROLLOUT_RS[0])
-# The runtime environment of Ray, which may hold anything.
+# The node with Ray's settings, whose environment variables may have any value.
 RAY = "ray_kwargs"
 RAY_ADDRESS = f"{RAY}.ray_init.address"
 PLATFORM_OF_WORKERS = f"{RAY}.ray_init.runtime_env.env_vars.VERL_PLATFORM"
 
 # --- What cannot change results ---------------------------------------------------------------------------------------
 
-# Keys in which two runs of one setting may differ; `.*` covers everything below a key.
-# Keys of the groups in configs/hardware are ignored too.
+# Keys in which two runs of the same setting may differ; `.*` covers everything below a key. The keys of the groups in
+# configs/hardware are ignored too.
 LEFT_OUT = (
     # locations of files
-    *("data.train_files", "data.val_files", "*.model.path", "*.model.hf_config_path", "*.model.tokenizer_path"),
-    *("*.model.use_shm", "trainer.default_local_dir", "trainer.default_hdfs_dir", "trainer.rollout_data_dir"),
-    *("trainer.validation_data_dir", "skip.*"),
+    "data.train_files",
+    "data.val_files",
+    "*.model.path",
+    "*.model.hf_config_path",
+    "*.model.tokenizer_path",
+    "*.model.use_shm",
+    "trainer.default_local_dir",
+    "trainer.default_hdfs_dir",
+    "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
+    "skip.*",
     # logs, names, intermediate checkpoints
-    *("trainer.logger", "*.project_name", "*.experiment_name", "trainer.log_val_generations"),
-    *("trainer.val_before_train", "trainer.resume_*", "trainer.max_*_ckpt_to_keep"),
-    *("trainer.del_local_ckpt_after_load", "trainer.esi_redundant_time", "*.checkpoint.*", "*.profiler.*"),
-    *("*.prometheus.*", "global_profiler.*"),
+    "trainer.logger",
+    "*.project_name",
+    "*.experiment_name",
+    "trainer.log_val_generations",
+    "trainer.val_before_train",
+    "trainer.resume_*",
+    "trainer.max_*_ckpt_to_keep",
+    "trainer.del_local_ckpt_after_load",
+    "trainer.esi_redundant_time",
+    "*.checkpoint.*",
+    "*.profiler.*",
+    "*.prometheus.*",
+    "global_profiler.*",
     # the machine
-    *("trainer.device", "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.ray_wait_register_center_timeout"),
-    *("ray_kwargs.*", "transfer_queue.*", "data.*num_workers", "data.filter_overlong_prompts_workers"),
-    *("reward.num_workers", f"{MODEL_ROOT}.nccl_timeout", "*.rollout.agent.num_workers", "*micro_batch_size*"),
-    *("*max_token_len_per_gpu", "*use_dynamic_bsz", "*.ulysses_sequence_parallel_size", "*.entropy_from_logits*"),
-    *("*.fsdp_config.fsdp_size", "*.fsdp_config.param_offload", "*.fsdp_config.optimizer_offload"),
-    *("*.fsdp_config.offload_policy", "*.fsdp_config.reshard_after_forward", "*.fsdp_config.forward_prefetch"),
-    *("*.model.enable_gradient_checkpointing", "*.model.use_remove_padding", "*.rollout.tensor_model_parallel_size"),
-    *("*.rollout.gpu_memory_utilization", "*.rollout.max_num_*", "*.rollout.enforce_eager"),
+    "trainer.device",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+    "trainer.ray_wait_register_center_timeout",
+    "ray_kwargs.*",
+    "transfer_queue.*",
+    "data.*num_workers",
+    "data.filter_overlong_prompts_workers",
+    "reward.num_workers",
+    f"{MODEL_ROOT}.nccl_timeout",
+    "*.rollout.agent.num_workers",
+    "*micro_batch_size*",
+    "*max_token_len_per_gpu",
+    "*use_dynamic_bsz",
+    "*.ulysses_sequence_parallel_size",
+    "*.entropy_from_logits*",
+    "*.fsdp_config.fsdp_size",
+    "*.fsdp_config.param_offload",
+    "*.fsdp_config.optimizer_offload",
+    "*.fsdp_config.offload_policy",
+    "*.fsdp_config.reshard_after_forward",
+    "*.fsdp_config.forward_prefetch",
+    "*.model.enable_gradient_checkpointing",
+    "*.model.use_remove_padding",
+    "*.rollout.tensor_model_parallel_size",
+    "*.rollout.gpu_memory_utilization",
+    "*.rollout.max_num_*",
+    "*.rollout.enforce_eager",
     "*.rollout.free_cache_engine",
     # seeds, and what makes samples a function of them
-    *("*.seed", "*.data_loader_seed", "clipx_rollout.sampler.*", "clipx_rollout.cpu_dtype"),
+    "*.seed",
+    "*.data_loader_seed",
+    "clipx_rollout.sampler.*",
+    "clipx_rollout.cpu_dtype",
     # what is recorded about a run
-    *("clipx.trace*", "clipx.metrics", "clipx.receipt", "clipx.health", "clipx.log"),
-    *("trainer.v1.sampler.custom_sampler.*", "trainer.v1.sampler.sampler_kwargs.*"),
+    "clipx.trace*",
+    "clipx.metrics",
+    "clipx.receipt",
+    "clipx.health",
+    "clipx.log",
+    "trainer.v1.sampler.custom_sampler.*",
+    "trainer.v1.sampler.sampler_kwargs.*",
     # derived from other keys
-    *(f"{FACTS}*", f"{POLICY_LOSS}.clipx*", "*_target_"),
+    f"{FACTS}*",
+    f"{POLICY_LOSS}.clipx*",
+    "*_target_",
     # words of the announced line, and keys that are gone
-    *("clipx.paper_loss_agg_mode", "clipx.correction", "clipx.lagged_average"),
+    "clipx.paper_loss_agg_mode",
+    "clipx.correction",
+    "clipx.lagged_average",
 )
 
 # --- What becomes of a configuration's keys --------------------------------------------------------------------------
@@ -987,7 +1192,7 @@ def row_of(key: str) -> Row | None:
 
 
 def read(config: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of `READ`, and `SYNC_STEP`, with their values.
+    """Return the values of the keys of `READ`, and of `SYNC_STEP`, by full key.
 
     Args:
         config: verl's whole configuration, or its leaves by dotted key.
@@ -1006,14 +1211,20 @@ def _value(config: DictConfig | Mapping[str, Any], key: str, default: Any) -> An
 
 
 def refuse_values(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """Yield the refusals of all rows: verl's keys whose values do not go with each other or with the clipx node."""
+    """Yield the refusals of all rows.
+
+    Args:
+        values: from `read`.
+        node: the run's clipx node, built.
+    """
     for row in ROWS.values():
         if row.refusal is not None:
             yield from row.refusal(values, node)
 
 
-# A key in a node with such a name belongs to the code that verl passes the node on to.
+# verl passes a node with such a word in its name on to other code, which may give any key a meaning.
 PASSED_ON = ("kwargs", "override")
+# The names of the policy loss's keys below the actor, each with its full key. Of two keys of one name the first counts.
 NAMES_ON_THE_PATH = {
     row.key.rpartition(".")[2]: row.key
     for row in reversed(ROWS.values())
@@ -1022,7 +1233,7 @@ NAMES_ON_THE_PATH = {
 
 
 def refuse_misplaced_keys(config: DictConfig) -> Iterator[Refusal]:
-    """Yield a refusal for each key that has the name of a key of the policy loss and that nothing reads where it is."""
+    """Yield a refusal for each key that has the name of a key of the policy loss, and is where nothing reads it."""
     for key in entries_by_key(OmegaConf.to_container(config, resolve=False)):
         node, _, name = key.rpartition(".")
         if name not in NAMES_ON_THE_PATH or key in ROWS or key.startswith((f"{NODE}.", *OF_THE_PLUGIN)):
@@ -1050,10 +1261,10 @@ def entries_by_key(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class Leaves(Mapping[str, Any]):
-    """The leaves of verl's configuration by dotted key, without those of the plugin's nodes in verl's.
+    """The leaves of verl's configuration by dotted key, without those below the plugin's nodes in verl's policy loss.
 
-    A value is resolved when it is read. It is None if the key is not there, if its value is still open (???), or if it
-    cannot be resolved on this machine, such as the device of a run elsewhere.
+    A value is resolved when it is read. It is None if there is no such key, if the value is missing (???), or if it
+    cannot be resolved on this machine, such as the device of a run that is meant for another machine.
     """
 
     def __init__(self, config: DictConfig):
@@ -1073,18 +1284,18 @@ class Leaves(Mapping[str, Any]):
 
 
 def flat(node: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration's leaves by dotted key; a list is a leaf."""
+    """Return the leaves of a nested configuration by dotted key; a list is a leaf."""
     return {key: value for key, value in entries_by_key(node).items() if not isinstance(value, dict)}
 
 
 def nested(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration of dotted keys as nodes within each other."""
+    """Return a configuration of dotted keys as nested nodes."""
     root: dict[str, Any] = {}
     for key, value in configuration.items():
-        *folders, name = key.split(".")
+        *node_names, name = key.split(".")
         node = root
-        for folder in folders:
-            node = node.setdefault(folder, {})
+        for node_name in node_names:
+            node = node.setdefault(node_name, {})
         node[name] = value
     return root
 

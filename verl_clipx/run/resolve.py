@@ -17,16 +17,17 @@ from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.base.refusal import ABSENT, Refusal, did_you_mean, refuse
 from verl_clipx.losses.configs_folder import configs_folder
 from verl_clipx.losses.groups import swap_by
-from verl_clipx.losses.methods import METHODS
 from verl_clipx.run.config import NODES, Observe, Settings
 from verl_clipx.run.description import Description, describe
 from verl_clipx.run.handover import Handover
 from verl_clipx.run.identity import identity_of
 from verl_clipx.run.keys import (
+    CUSTOM,
     LOSS_MODE,
     OF_THE_PLUGIN,
     POLICY_LOSS,
     Leaves,
+    group_of_loss,
     read,
     refuse_misplaced_keys,
     refuse_values,
@@ -279,8 +280,10 @@ def refusal_without_group(loss_mode: Any) -> Refusal | None:
     name = str(loss_mode).removeprefix("clipx_")
     if name == str(loss_mode):
         return None
-    group = name if name in METHODS and METHODS[name].__module__.startswith("verl_clipx.") else "custom"
-    swap = f"+{NODE}=custom {NODE}.function=package.module:name" if group == "custom" else swap_by(group)
+    group = group_of_loss(name)
+    swap = swap_by(group)
+    if group == CUSTOM:
+        swap = f"+{NODE}={CUSTOM} {NODE}.function=package.module:name"
     defaults = "with default parameters and, if its bounds adapt, with statistics of a micro-batch"
     reason = f"without its group it would train {defaults}"
     return Refusal(LOSS_MODE, loss_mode, reason, f"Replace it by the group: {swap}.")

@@ -22,7 +22,7 @@ from verl_clipx.losses.base.shared_metrics import FLOOR, MASKED, MASKED_SEQUENCE
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.modifiers.masks import mean_over_sequence
 from verl_clipx.run.config import Settings, settings_without_group
-from verl_clipx.run.keys import refuse_another_loss, refuse_padded_length
+from verl_clipx.run.keys import refuse_contradicting_loss_mode, refuse_padded_length
 from verl_clipx.training.worker.aggregation import aggregate
 from verl_clipx.training.worker.observers import METRICS
 from verl_clipx.training.worker.rejection import rejection_of
@@ -53,7 +53,7 @@ def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
     refuse(refuse_padded_length(loss_agg_mode, config.get("loss_scale_factor", None)))
     node = config.policy_loss.get("clipx", None) if hasattr(config, "policy_loss") else None
     if isinstance(node, Settings):
-        refuse(refuse_another_loss(f"clipx_{registered}", node))
+        refuse(refuse_contradicting_loss_mode(f"clipx_{registered}", node))
         return node
     if registered == "custom":
         raise ValueError("loss_mode=clipx_custom needs clipx.function: add +clipx=custom clipx.function=module:name.")
