@@ -38,12 +38,17 @@ class Commands(CommandGroup):
     """The command `clipx`, which refuses empty words and lists its commands in the order of a run's life."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
-        """Refuse empty words up to `--`, such as a variable of a script's: as a path they are the current folder."""
+        """Parse the command line, but refuse an empty word, or an option with an empty value, before any `--`.
+
+        A script that passes a variable without a value produces one. As a path, an empty word would mean the current
+        folder.
+        """
         words = args[: args.index("--")] if "--" in args else args
-        for before, word in itertools.pairwise(["clipx", *words]):
-            if word == "" or (word.startswith("--") and word.endswith("=")):
-                given = before if word == "" else word
-                fail(f"{given}: followed by an empty word. Give it a value, or leave it out.", 2)
+        for word_before, word in itertools.pairwise(["clipx", *words]):
+            if word == "":
+                fail(f"{word_before}: followed by an empty word. Give it a value, or leave it out.", 2)
+            if word.startswith("--") and word.endswith("="):
+                fail(f"{word}: followed by an empty word. Give it a value, or leave it out.", 2)
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:
@@ -58,7 +63,7 @@ class Commands(CommandGroup):
                     )
 
     def invoke(self, context: typer.Context) -> Any:
-        """Run the command named on the command line."""
+        """Run the command that the command line names. A command before it in this process may have asked for JSON."""
         forget_json()
         return super().invoke(context)
 
@@ -106,7 +111,10 @@ def clipx(
 def demo(
     out: Annotated[Path, typer.Option(help="The folder to write the page and the two runs to.")] = Path("clipx-demo"),
 ) -> None:
-    """Show what clipping does in two small runs. Write them and their finished page; needs neither torch nor verl."""
+    """Show what clipping does in two small runs.
+
+    The runs and their finished page come with the package, and are copied to a folder. No torch or verl is needed.
+    """
     from verl_clipx.analysis.demo.files import describe, write_demo
 
     with reporting_errors():
@@ -132,7 +140,8 @@ def doctor(
     """Check whether a run would work here. The exit code is 1 if it would fail."""
     from verl_clipx.training.doctor import GPU_CHECKS, IN_A_JOB, examine, format_group
 
-    colours, groups = {"ok": "green", "warning": "yellow", "error": "red"}, []
+    colors = {"ok": "green", "warning": "yellow", "error": "red"}
+    groups = []
     with messages_console().status("looking at versions") as status:
         for group, findings in examine(ray=ray):
             status.update(f"looked at {group}")
@@ -142,7 +151,7 @@ def doctor(
     else:
         for group, findings in groups:
             for level, line in format_group(group, findings, verbose=verbose):
-                console.print(f"[{colours[level]}]{level:8}[/]{escape(line)}", soft_wrap=True)
+                console.print(f"[{colors[level]}]{level:8}[/]{escape(line)}", soft_wrap=True)
         print_plain(GPU_CHECKS)
         print_plain(IN_A_JOB)
     raise typer.Exit(any(part.level == "error" for _, findings in groups for part in findings))
@@ -179,9 +188,17 @@ def methods(
         print_json(methods=descriptions)
         return
     if name is None:
-        rows = [(of["loss_mode"] or "", of["summary"], of["source"], ", ".join(of["groups"])) for of in descriptions]
+        rows = []
+        for description in descriptions:
+            cells = (
+                description["loss_mode"] or "",
+                description["summary"],
+                description["source"],
+                ", ".join(description["groups"]),
+            )
+            rows.append(list(map(escape, cells)))
         headings = ("method", "what it does", "source", "groups")
-        console.print_list(f"methods: +clipx=<group> {SWAP_GUARD}", headings, [list(map(escape, row)) for row in rows])
+        console.print_list(f"methods: +clipx=<group> {SWAP_GUARD}", headings, rows)
         return
     (method,) = descriptions
     groups = ", ".join(method["groups"]) or f"+clipx=custom clipx.function={name}"
@@ -283,10 +300,12 @@ def check_loss(
     sys.path.insert(0, "")
     from verl_clipx.losses.contract.child import EndedEarly, in_child
 
-    colors, failed = {"kept": "green", "failed": "red", "skipped": "yellow", "remark": "yellow"}, False
+    colors = {"kept": "green", "failed": "red", "skipped": "yellow", "remark": "yellow"}
+    has_failed = False
     try:
         for check, outcome, why in in_child(lambda: checks_of(function)):
-            failed |= outcome == "failed"
+            if outcome == "failed":
+                has_failed = True
             because = f"\n  {escape(why)}" if why else ""
             # Paths must not be cut at the terminal's width.
             console.print(f"[{colors[outcome]}]{outcome:7}[/] {check}{because}", soft_wrap=True)
@@ -297,11 +316,11 @@ def check_loss(
     from verl_clipx.losses.contract.runner import UNSEEN
 
     console.print(UNSEEN, soft_wrap=True)
-    raise typer.Exit(failed)
+    raise typer.Exit(1 if has_failed else 0)
 
 
 def checks_of(function: str) -> Iterator[tuple[str, str, str]]:
-    """Yield each check of a loss with its outcome and why; import the module of the loss."""
+    """Import the module of a loss, and yield each check of the loss with its outcome and the reason for it."""
     from verl_clipx.losses.contract.runner import check_method
     from verl_clipx.run.config import build
 
@@ -349,18 +368,26 @@ def diagnose(
     if len(runs) > 2:
         fail(f"{len(runs)} runs: name one, or two to compare.", 2)
     with reporting_errors(), deferring_warnings(messages_console()):
-        read = [read_run(run) for run in runs]
-        parting = find_parting(*read) if len(runs) == 2 else None
-        said = [findings_as_json(run) if as_json else list(lines_of(run, verbose=verbose)) for run in read]
-        failed = [fails(run, fail_on or []) for run in read]
-    if as_json:
-        named = [{"run": str(run), **content} for run, content in zip(runs, said, strict=True)]
-        print_json(**(named[0] if parting is None else {"runs": named, "parting": parting._asdict()}))
+        loaded_runs = [read_run(path) for path in runs]
+        parting = find_parting(*loaded_runs) if len(loaded_runs) == 2 else None
+        findings_by_run = []
+        lines = []
+        for path, run in zip(runs, loaded_runs, strict=True):
+            if as_json:
+                findings_by_run.append({"run": str(path), **findings_as_json(run)})
+            else:
+                lines += lines_of(run, verbose=verbose)
+        has_failed = any([fails(run, fail_on or []) for run in loaded_runs])
+    if as_json and parting is None:
+        print_json(**findings_by_run[0])
+    elif as_json:
+        print_json(runs=findings_by_run, parting=parting._asdict())
     else:
-        where = say_where(*(run.name for run in read), parting) if parting else []
-        for line in [*(line for lines in said for line in lines), *map(escape, where)]:
+        if parting is not None:
+            lines += map(escape, say_where(*(run.name for run in loaded_runs), parting))
+        for line in lines:
             console.print(line, highlight=False, soft_wrap=True)
-    raise typer.Exit(FAILED if any(failed) else 0)
+    raise typer.Exit(FAILED if has_failed else 0)
 
 
 @app.command(
@@ -503,7 +530,7 @@ def recompute(
     step: Annotated[list[int] | None, typer.Option(help="A traced step, or several; by default all.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find out which weights sampled a run's tokens. Scores its traced tokens with checkpoints.
+    """Find out which weights sampled a run's tokens. Its traced tokens are scored with checkpoints.
 
     Exit code 0 if it is the version that the trace says, 1 if it is not, 3 if these checkpoints don't decide it.
     """
@@ -517,11 +544,15 @@ def recompute(
         for answer in answers:
             console.print(escape(command.say(answer)), highlight=False, soft_wrap=True)
     verdicts = {answer.verdict for answer in answers}
-    raise typer.Exit(1 if "failed" in verdicts else 3 if "undecided" in verdicts else 0)
+    if "failed" in verdicts:
+        raise typer.Exit(1)
+    if "undecided" in verdicts:
+        raise typer.Exit(3)
+    raise typer.Exit(0)
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command `clipx`."""
     with_whole_output(app)
 
 
