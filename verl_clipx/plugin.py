@@ -1,8 +1,8 @@
-"""The entry point in verl's plugin group, and the one place that says what is hooked into verl, and when it acts.
+"""The entry point in verl's plugin group, and the only module that hooks anything into verl.
 
-Every process that imports verl imports it. It must be cheap, so each hook waits until verl itself imports the module
-concerned. It must also fail loudly: because verl swallows a plugin's exception, a failure is printed here and raised
-again when verl needs the losses. In a run without a clipx node nothing of it acts (`HOOKS`).
+Every process that imports verl imports this module, so it must be cheap: each hook waits until verl itself imports the
+module that is hooked. It must also fail loudly. verl swallows an exception of a plugin, so a failure is printed here,
+and an error is raised when verl imports its losses. In a run without a clipx node no hook acts (`HOOKS`).
 """
 
 import functools
@@ -26,7 +26,7 @@ def _register_losses(core_algos: ModuleType) -> None:
     from verl_clipx.training.worker.registry import register_loss, register_losses
 
     register_losses(core_algos)
-    # A method that a user's module adds later is registered too.
+    # A method that a user's module adds to METHODS later is registered with verl at that moment.
     WHEN_REGISTERED.append(functools.partial(register_loss, core_algos))
 
 
@@ -63,12 +63,19 @@ def _register_resolvers(omegaconf: ModuleType) -> None:
 
 
 def _wrap(name: str, wrapper: Callable) -> Callable[[ModuleType], None]:
-    return lambda module: wrap_function_wrapper(module, name, wrapper)
+    # The hook that wraps a function or a method of a module.
+    def hook(module: ModuleType) -> None:
+        wrap_function_wrapper(module, name, wrapper)
+
+    return hook
 
 
 def _imported(module: str, name: str) -> Callable:
-    # A function of the package, whose module is imported when it is called.
-    return lambda *given: getattr(import_module(f"verl_clipx.{module}"), name)(*given)
+    # A wrapper that is a function of the package, whose module is imported only when the wrapped function is called.
+    def wrapper(*arguments: Any) -> Any:
+        return getattr(import_module(f"verl_clipx.{module}"), name)(*arguments)
+
+    return wrapper
 
 
 def _start(detect: Callable, _: None, positional: tuple, named: dict[str, Any]) -> None:
@@ -101,24 +108,26 @@ def _answer_if_explained(config: Any) -> None:
         answer_and_end(config)
 
 
-# By the module of verl's whose import installs it.
+# Each hook with the module whose import installs it.
 HOOKS = (
-    # Names in a registry, which do nothing until a configuration says one of them.
+    # The losses and the resolvers. They are names in registries, and do nothing until a configuration uses one.
     (CORE_ALGOS, _register_losses),
     ("omegaconf", _register_resolvers),
     # The training worker: each of its methods is verl's unless the loss's configuration has a clipx node. Under
     # VERL_PLATFORM=cpu it also starts gloo.
     ("verl.workers.engine_workers", _install_worker),
-    # The driver, before Ray. Without a clipx node they only read, and refuse misspelt keys that were meant for it. Each
-    # of verl's entry modules calls auto_set_device first, with its configuration; nothing else calls it.
+    # The driver, before Ray starts. Without a clipx node these hooks only read the configuration, and refuse misspelt
+    # keys that were meant for the plugin. auto_set_device is what each of verl's entry modules calls first, with its
+    # configuration; nothing else calls it.
     ("verl.utils.device", _wrap("auto_set_device", _start)),
     ("verl.trainer.main_ppo", _wrap("run_ppo", _start_before_ray)),
-    # A worker of agent loops: +clipx/rollout=seeded names one of ours. With any other the call is verl's.
+    # A worker of agent loops. The hook adds an agent loop that only +clipx/rollout=seeded chooses.
     ("verl.experimental.agent_loop.agent_loop", _wrap("AgentLoopWorker.__init__", _register_agent_loop)),
-    # The trainer's process. Without a clipx node they call verl's function and return what it returns.
+    # The trainer's process. Without a clipx node these hooks call verl's function and return what it returns.
     ("verl.utils.metric", _wrap("reduce_metrics", _imported("training.trainer.hooks", "take_worker_messages"))),
     ("verl.utils.tracking", _wrap("Tracking.__init__", _imported("training.trainer.hooks", "open_logs"))),
-    # Every trainer imports this function by name, which it does once this module is there.
+    # Every trainer imports compute_data_metrics from this module by name. The hook replaces the function as soon as the
+    # module is imported, so that each trainer gets the wrapped one.
     ("verl.trainer.ppo.metric_utils", _wrap("compute_data_metrics", _imported("training.trainer.hooks", "add_health"))),
     (
         "verl.trainer.ppo.v1.trainer_base",
@@ -126,31 +135,40 @@ HOOKS = (
     ),
 )
 
-# Beside them, while a command is explained: nothing is written, and Ray does not start.
+# Further hooks, only while `clipx explain` runs a command. With them nothing is written, and Ray does not start.
 EXPLAINING = (
     ("hydra.main", _wrap("_run_hydra", _imported("run.explaining", "run_hydra"))),
-    # A main of the user's own may start Ray before verl has its configuration; only what uses Ray ends there.
+    # A main of the user's own may start Ray before verl has its configuration. So ray.init does nothing, and the
+    # process ends where Ray is first used.
     ("ray", _wrap("init", _imported("run.explaining", "skip_ray_init"))),
     ("ray._private.auto_init_hook", _wrap("auto_init_ray", _imported("run.explaining", "end_where_ray_is_used"))),
 )
 
 
 def install() -> None:
-    """Register the hooks, and under VERL_PLATFORM=cpu the CPU; nothing beside a verl that lacks what they need.
+    """Register the hooks and, under VERL_PLATFORM=cpu, the CPU as a platform of verl's.
 
-    There a configuration that asks for a group of this plugin is refused (hydra_plugins/verl_clipx/groups_source.py).
+    Do nothing if the installed verl lacks what the hooks need (`unsuitable_verl`). With such a verl, a configuration
+    that asks for a group of this plugin is refused by hydra_plugins/verl_clipx/groups_source.py.
+
+    Raises:
+        Exception: the first error of a hook whose module was imported already. The other hooks are registered.
     """
     from verl_clipx.common.verl_version import unsuitable_verl
     from verl_clipx.training import cpu
 
     if unsuitable_verl():
         return
+    hooks = [*HOOKS]
+    if EXPLAIN in os.environ:
+        hooks += EXPLAINING
     failures = []
-    for module, hook in (*HOOKS, *(EXPLAINING if EXPLAIN in os.environ else ())):
+    for module, hook in hooks:
         try:
             when_imported(module)(_loud(hook))
         except Exception as error:
-            # Of a module that is imported already. The others, which refuse what cannot be trained, stay.
+            # The module is imported already, and its hook has failed. The other hooks, which refuse what cannot be
+            # trained, are registered all the same.
             failures.append(error)
     if cpu.is_active():
         cpu.register()
@@ -178,7 +196,7 @@ try:
     install()
 except Exception as error:
     _report()
-    # The block's own name of it is gone when verl needs the losses.
+    # Python deletes `error` at the end of this block, and the function below needs it later.
     cause = error
 
     @when_imported(CORE_ALGOS)
