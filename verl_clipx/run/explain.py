@@ -35,39 +35,85 @@ NOTHING_STOPS = "Nothing in the configuration stops it."
 # 1: the driver prints its answer and ends; a path: it appends the answer to this file, one JSON object a line.
 EXPLAIN = "CLIPX_EXPLAIN"
 
-# Programs that would act elsewhere, or prepare a run.
-STAND_INS = ("ray", "sbatch", "srun", "salloc", "ssh", "kubectl", "pkill", "killall")
-STAND_INS += ("docker", "podman", "apptainer", "singularity")
-STAND_INS += ("rm", "mv", "pip", "pip3", "wget", "curl", "huggingface-cli", "hf")
-# Scripts ask these about their job and its nodes; getent is the machine's own, but for nodes that are made up.
-STAND_INS += ("scontrol", "squeue", "sinfo", "sacct", "scancel", "getent")
-# Scripts ask these for the accelerators that explaining does not need, and for environments that this one replaces.
+# The programs that stand-ins replace.
+STAND_INS = (
+    # They act on other machines or on other processes.
+    "ray",
+    "sbatch",
+    "srun",
+    "salloc",
+    "ssh",
+    "kubectl",
+    "pkill",
+    "killall",
+    # They start containers.
+    "docker",
+    "podman",
+    "apptainer",
+    "singularity",
+    # They change files or environments, or download something.
+    "rm",
+    "mv",
+    "pip",
+    "pip3",
+    "wget",
+    "curl",
+    "huggingface-cli",
+    "hf",
+    # Scripts ask them about the job and its nodes. The stand-in of getent calls the real one for nodes that exist.
+    "scontrol",
+    "squeue",
+    "sinfo",
+    "sacct",
+    "scancel",
+    "getent",
+)
+# Programs that do nothing if this machine lacks them. Scripts ask them for accelerators, which explaining does not
+# need, or switch to another environment with them.
 NOT_NEEDED = ("nvidia-smi", "npu-smi", "module", "ml", "conda", "mamba", "micromamba")
-# A pause of a script, in place of its own length. `WaitingLoop` must still see it.
+# How long `sleep` takes in a script, whatever it asks for: long enough for `WaitingLoop` to see it.
 SECONDS_OF_A_PAUSE = 0.5
 SHELLS = ("bash", "sh")
 SECONDS_BETWEEN_LOOKS = 0.1
-# As often as this, all processes are looked at; verl takes longer to its start of Ray.
+# The seconds between two looks at all processes; verl takes longer than that until it starts Ray.
 SECONDS_BETWEEN_LONG_LOOKS = 0.7
-# How long what a command leaves in the background may take to its configuration.
+# How many seconds a process that a command leaves in the background has to get to verl's configuration.
 SECONDS_IN_THE_BACKGROUND = 120
 # A script waits in a loop if it sleeps this often at one place, for this long in all, while nothing else of it works;
 # or if it calls one stand-in this often with the same words, without an answer in between.
 SLEEPS_OF_A_LOOP = 3
 SECONDS_OF_A_LOOP = 15.0
 CALLS_OF_A_LOOP = 30
-# What such a loop itself consists of: shells, and programs that look at the state of a cluster.
-PROGRAMS_OF_A_LOOP = ("bash", "sh", "dash", "sleep", "timeout", "tee", "tail", "cat", "grep", "wc", "awk", "cut")
-PROGRAMS_OF_A_LOOP += ("date", "nc", "ping", "sinfo", "squeue", "scontrol")
-# How long bash may take after the first answer.
+# The programs of such a loop, which are no work: shells, and programs that look at the state of a cluster.
+PROGRAMS_OF_A_LOOP = (
+    "bash",
+    "sh",
+    "dash",
+    "sleep",
+    "timeout",
+    "tee",
+    "tail",
+    "cat",
+    "grep",
+    "wc",
+    "awk",
+    "cut",
+    "date",
+    "nc",
+    "ping",
+    "sinfo",
+    "squeue",
+    "scontrol",
+)
+# How many seconds bash has to go on to its next command after the first answer.
 SECONDS_AFTER_AN_ANSWER = 10
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-# An override of Hydra's that is no variable of the environment.
+# The beginning of an override of Hydra's. It begins with + or ~, or has a dot, unlike an assignment to a variable.
 OVERRIDE = re.compile(r"([+~]+[\w./@-]+|\w[\w/@-]*\.[\w./@-]+)=")
-# A line of bash's `set -x`, and what shells say of a program that is missing.
+# The beginning of a line of bash's `set -x`, and the end of what shells say of a program that is missing.
 TRACED = re.compile(r"\++ ")
 NOT_FOUND = re.compile(r": (?:command )?not found$")
-# What a script counts nodes or accelerators with, and what comes of calculating with a count of 0.
+# The commands with which scripts count nodes or accelerators, and the errors of calculating with a count of 0.
 COUNTS = re.compile(r"\b(grep -\w*c|wc -\w*l|expr )|division by 0|integer (?:division or )?modulo by zero")
 NOTHING_COUNTED = (
     " 0 was counted here, where there are no nodes or accelerators, and the script does not go on with it. Set the "
@@ -118,12 +164,13 @@ class Explanation:
     """The outcome of a command that was explained.
 
     Args:
-        answers: of every run that it would start, the fields of `description.Description` and `text`, its lines.
+        answers: the answer of each run that the command would start: the fields of `description.Description`, and its
+            lines as `text`.
         stood_in: the command lines that stand-ins replaced.
         stops: why the command itself would not get to verl's configuration, or not as it is written, in sentences.
-        ran_here: those of `stood_in` that started their payload here.
-        remarks: what else is to be known of how the command starts the run, in sentences.
-        may_go_on: whether it is a shell's, was ended at its first answer, and may have started more runs.
+        may_go_on: whether the command may start more runs: a shell runs it, and it was ended at its first answer.
+        ran_here: those of `stood_in` whose payload, such as a job's script, was run on this machine.
+        remarks: what else a reader should know of how the command starts the run, in sentences.
     """
 
     answers: list[dict[str, Any]]
@@ -163,16 +210,22 @@ class Explanation:
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """Return a line without credentials, then cut behind a word: a credential that is cut would not be recognised."""
+    """Return a line without credentials, cut behind a word.
+
+    Args:
+        text: the line.
+        longest: the most characters of the result.
+    """
+    # Credentials first: half of one would not be recognised.
     return textwrap.shorten(redact(text), longest, placeholder=" …")
 
 
 def explain(words: Sequence[str], *, every: bool = False) -> Explanation:
-    """Run a command until its first answer.
+    """Run a command until its first answer, and return what its runs would be.
 
     Args:
-        words: the command, as for a shell.
-        every: whether the command goes on after the first answer, to explain every run that it would start.
+        words: the command, one word of its command line an item.
+        every: whether the command goes on after the first answer, so that every run that it would start is explained.
 
     Raises:
         ValueError: the words are no command that can be started.
@@ -192,7 +245,7 @@ def explain(words: Sequence[str], *, every: bool = False) -> Explanation:
         for file in (answers_file, record, notes_file, last_command, started, jobs):
             file.touch()
         if every:
-            # By this file bash knows that it goes on after an answer (`explained.sh`).
+            # Where this file is, bash goes on after an answer (`explained.sh`).
             (folder / "all").touch()
         environment = {
             **os.environ,
@@ -212,21 +265,21 @@ def explain(words: Sequence[str], *, every: bool = False) -> Explanation:
         answers = [json.loads(line) for line in answers_file.read_text().splitlines()]
         stood_in = distinct_lines(record)
         notes = distinct_lines(notes_file)
-        printed = end_of(output)
-        last = end_of(last_command).strip()
-        ran_here = end_of(started).splitlines()
-        has_job_without_plugin = bool(end_of(jobs))
+        printed = read_end(output)
+        last = read_end(last_command).strip()
+        ran_here = read_end(started).splitlines()
+        has_job_without_plugin = bool(read_end(jobs))
     if not every:
         answers = answers[:1]
     not_found = [note for note in notes if NOT_FOUND.search(note)]
     stops = []
     if not answers:
-        stops.append(without_an_answer(code, printed, notes, last))
+        stops.append(explain_missing_answer(code, printed, notes, last))
     elif not_found:
         stops.append(f"{'; '.join(not_found)}. {CUT}")
     if answers:
         stops += [f"{note}." for note in notes if WAITS in note]
-    stops += misled_words(words, answers, is_cut=bool(not_found))
+    stops += find_misled_overrides(words, answers, is_cut=bool(not_found))
     remarks = []
     if has_job_without_plugin and any(answer.get("of_the_plugin") for answer in answers):
         remarks.append(f"{OF_A_JOB}.")
@@ -244,7 +297,14 @@ def explain(words: Sequence[str], *, every: bool = False) -> Explanation:
 
 
 def variables_of_job(words: Sequence[str]) -> dict[str, str]:
-    """Return the variables of a Slurm job that is made up, where a script has #SBATCH lines and there is no job."""
+    """Return the variables of a made-up Slurm job, for a script with #SBATCH lines that no job runs.
+
+    Args:
+        words: the command, one word of its command line an item.
+
+    Returns:
+        The variables; empty inside a job, for a command that sbatch starts, and for a script without such lines.
+    """
     if "SLURM_JOB_ID" in os.environ or Path(words[0]).name == "sbatch":
         return {}
     for word in words:
@@ -255,40 +315,47 @@ def variables_of_job(words: Sequence[str]) -> dict[str, str]:
 
 
 def starts_container(command: str) -> bool:
-    """Return whether a command line starts something in a container whose paths are not these."""
+    """Return whether a command line starts something in a container, which has other paths and packages."""
     words = tuple(shlex.split(command))
     return any(words[: len(container)] == container for container in stand_in.CONTAINERS)
 
 
-def end_of(file: Path) -> str:
-    """Return the whole lines in the last `BYTES_OF_OUTPUT` of a file, whatever bytes it has."""
+def read_end(file: Path) -> str:
+    """Return the whole lines in the last `BYTES_OF_OUTPUT` of a file. Bytes that are no text are replaced."""
     content = file.read_bytes()
     text = content[-BYTES_OF_OUTPUT:].decode(errors="replace")
     return text if len(content) <= BYTES_OF_OUTPUT else text.partition("\n")[2]
 
 
 def distinct_lines(file: Path) -> list[str]:
-    """Return the lines at the end of a file, each once, in the order in which they first came."""
-    return list(dict.fromkeys(end_of(file).splitlines()))
+    """Return the different lines at the end of a file, in the order in which they first came."""
+    return list(dict.fromkeys(read_end(file).splitlines()))
 
 
 def is_answered(answers: Path) -> bool:
-    """Return whether there is an answer, and bash has gone on to its next command, or had the time to."""
+    """Return whether there is an answer, and bash has ended after it or had `SECONDS_AFTER_AN_ANSWER` to do so.
+
+    bash ends at the next command of the script, and notes before that if a program is missing (`explained.sh`).
+
+    Args:
+        answers: the file of the answers.
+    """
     if not answers.read_text().endswith("\n"):
         return False
 
-    def is_waited_for(process: psutil.Process) -> bool:
-        return is_of(answers, process) and Path(process.exe()).name.startswith("bash")
+    def is_bash(process: psutil.Process) -> bool:
+        return belongs_to(answers, process) and Path(process.exe()).name.startswith("bash")
 
-    return not living(is_waited_for) or time.time() - answers.stat().st_mtime > SECONDS_AFTER_AN_ANSWER
+    return not find_processes(is_bash) or time.time() - answers.stat().st_mtime > SECONDS_AFTER_AN_ANSWER
 
 
-def misled_words(words: Sequence[str], answers: list[dict[str, Any]], *, is_cut: bool) -> list[str]:
+def find_misled_overrides(words: Sequence[str], answers: list[dict[str, Any]], *, is_cut: bool) -> list[str]:
     """Return messages on overrides that became a part of others, or that reached no run.
 
     Args:
-        words: the command, as for a shell.
-        answers: those of the runs that it would start; one without arguments says nothing of what was lost.
+        words: the command, one word of its command line an item.
+        answers: the answers of the runs that the command would start. If one has no arguments, as of a sweep, it is
+            unknown which overrides are lost.
         is_cut: whether another message says already that the command ended before its last line.
     """
     arguments_by_run = [answer.get("arguments") for answer in answers]
@@ -298,17 +365,17 @@ def misled_words(words: Sequence[str], answers: list[dict[str, Any]], *, is_cut:
     lost = []
     messages = []
     for word in filter(OVERRIDE.match, words):
-        within = [argument for argument in passed if word in argument.partition("=")[2]]
-        if within:
+        arguments_with_word = [argument for argument in passed if word in argument.partition("=")[2]]
+        if arguments_with_word:
             messages.append(
-                f"{word}: the script reads it as its own parameter, and verl gets {within[0]}. Put the script's own "
-                "parameters first."
+                f"{word}: the script reads it as its own parameter, and verl gets {arguments_with_word[0]}. Put the "
+                "script's own parameters first."
             )
         elif answers and None not in arguments_by_run and word not in passed:
             lost.append(word)
     if lost:
         message = f"{' '.join(lost)}: did not reach verl, so the answer is about a run without it."
-        # Words of blanks are what a blank after a backslash leaves, which ends the command.
+        # A blank after a backslash ends the command, and leaves a word that consists of blanks.
         ends_at_blank = not all(word.strip() for word in passed)
         if not is_cut and not ends_at_blank:
             message += f" {PASS_ON}"
@@ -317,7 +384,12 @@ def misled_words(words: Sequence[str], answers: list[dict[str, Any]], *, is_cut:
 
 
 def put_stand_ins(folder: Path, record: Path) -> dict[str, str]:
-    """Create a folder of `STAND_INS`, which append to `record`; return the environment variables that use them."""
+    """Create the stand-ins and what bash and Python read first; return the environment variables that use them.
+
+    Args:
+        folder: the folder for the stand-ins, which does not exist yet. The other files are created beside it.
+        record: the file to which stand-ins append the command lines that they get.
+    """
     folder.mkdir()
     python = shlex.join([sys.executable, "-IS", stand_in.__file__, str(record)])
     for program in STAND_INS:
@@ -327,7 +399,8 @@ def put_stand_ins(folder: Path, record: Path) -> dict[str, str]:
     user_startup = os.environ.get("BASH_ENV")
     if user_startup:
         startup.append(f". {shlex.quote(user_startup)}")
-    # A script may put an environment's programs before PATH; bash calls functions before any program.
+    # A script may put the programs of an environment before the stand-ins on PATH. bash calls a function before any
+    # program.
     for program in STAND_INS:
         startup.append(f'{program}() {{ {shlex.quote(str(folder / program))} "$@"; }}')
     for program in NOT_NEEDED:
@@ -342,7 +415,7 @@ def put_stand_ins(folder: Path, record: Path) -> dict[str, str]:
     shutil.copy(Path(__file__).with_name("without_plugin.py"), modules / "sitecustomize.py")
     python_path = str(modules)
     user_python_path = os.environ.get("PYTHONPATH")
-    # An empty part would be the current folder.
+    # Without a path of the user's there is no separator: an empty part after it would be the current folder.
     if user_python_path:
         python_path += f"{os.pathsep}{user_python_path}"
     return {
@@ -354,29 +427,31 @@ def put_stand_ins(folder: Path, record: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """In the block, a signal that would end this process raises SystemExit, so that what it started is ended first."""
+    """Let the signals of `SIGNALS` raise SystemExit in the block, so that what was started there is ended first."""
 
     def end(number: int, _: Any) -> None:
         raise SystemExit(128 + number)
 
-    # nohup lets SIGHUP be ignored.
-    ending = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in ending}
+    previous_handlers = {}
+    for number in SIGNALS:
+        # A signal that is ignored stays so, such as SIGHUP under nohup.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            previous_handlers[number] = signal.signal(number, end)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
 class WaitingLoop:
     """Notices that a script waits in a loop for what never comes while it is explained.
 
-    The place where a script waits is the line of the script with its command; where bash has begun no command, the
-    command line of the program that waits, or that is called again and again.
+    The place where a script waits is a text: the script's line with the command that bash began last. If bash has begun
+    none, it is the command line of the program that waits, or that is called again and again.
 
     Args:
-        answers: the file of the answers, each of which begins the count of calls anew.
+        answers: the file of the answers. Each new answer sets the count of calls back to 0.
         record: the file to which stand-ins append.
         last_command: the file with the place and the text of the command that bash began last.
     """
@@ -416,7 +491,7 @@ class WaitingLoop:
             self.idle_since = time.monotonic()
             self.sleeps_by_place.clear()
         self.working_before = working_pids
-        last_place = end_of(self.last_command).strip()
+        last_place = read_end(self.last_command).strip()
         for pid, command in command_by_pid.items():
             place = last_place or command
             self.sleeps_by_place.setdefault(place, set()).add(pid)
@@ -432,7 +507,7 @@ class WaitingLoop:
         Returns:
             An empty text if no command line came `CALLS_OF_A_LOOP` times.
         """
-        calls = end_of(self.record).splitlines()
+        calls = read_end(self.record).splitlines()
         size = self.answers.stat().st_size
         if size != self.size_of_answers:
             self.size_of_answers = size
@@ -464,33 +539,32 @@ class Session:
         self.pythons_without_variable: list[psutil.Process] = []
 
     def has(self, process: psutil.Process) -> bool:
-        """Return whether a process is in the command's session."""
+        """Return whether a process is in the session that the command leads."""
         return os.getsid(process.pid) == self.process.pid
 
     def has_started(self, process: psutil.Process) -> bool:
-        """Return whether the command started a process, in whatever session."""
-        return self.has(process) or is_of(self.answers, process)
+        """Return whether the command started a process, even if the process has left the command's session."""
+        return self.has(process) or belongs_to(self.answers, process)
 
     def lacks_variable(self, process: psutil.Process) -> bool:
-        """Return whether a process is a Python of the command's session without `EXPLAIN`, which would train."""
+        """Return whether a process is a Python of the command's session without `EXPLAIN`, so that it would train."""
         if not self.has(process) or not OF_PYTHON.match(process.name()):
             return False
         return EXPLAIN not in process.environ()
 
     def run(self, is_done: Callable[[], bool]) -> None:
-        """Wait for the command, then for what it left in the background.
+        """Wait for the command to end, then at most `SECONDS_IN_THE_BACKGROUND` for what it left in the background.
 
-        What is left in the background has `SECONDS_IN_THE_BACKGROUND`. The wait ends early where the command waits in
-        a loop.
+        The wait ends early if the command itself waits in a loop.
 
         Args:
-            is_done: called again and again; the wait ends once it returns true.
+            is_done: a function that is called again and again; the wait ends once it returns True.
         """
         in_loop = False
         while not in_loop and self.process.poll() is None and not is_done():
             in_loop = self.wait()
         deadline = time.monotonic() + SECONDS_IN_THE_BACKGROUND
-        while not in_loop and not is_done() and time.monotonic() < deadline and living(self.has_started):
+        while not in_loop and not is_done() and time.monotonic() < deadline and find_processes(self.has_started):
             in_loop = self.wait()
 
     def wait(self) -> bool:
@@ -499,7 +573,7 @@ class Session:
         if time.monotonic() - self.last_look <= SECONDS_BETWEEN_LONG_LOOKS:
             return False
         self.last_look = time.monotonic()
-        place = self.loop.find_waiting_place(living(self.has))
+        place = self.loop.find_waiting_place(find_processes(self.has))
         if place:
             self.note(f"{place}: {WAITS}")
             return True
@@ -507,11 +581,13 @@ class Session:
         return False
 
     def kill_what_would_train(self) -> None:
-        """Kill each Python that two looks in a row have seen without `EXPLAIN`, and note its command line."""
+        """Kill each Python that two looks in a row have seen without `EXPLAIN`, and note its command line.
+
+        One look is not enough: a process that becomes another program has no environment for a moment.
+        """
         seen_before = self.pythons_without_variable
-        self.pythons_without_variable = living(self.lacks_variable)
+        self.pythons_without_variable = find_processes(self.lacks_variable)
         for process in self.pythons_without_variable:
-            # A process that becomes another program has no environment for a moment.
             if process not in seen_before:
                 continue
             with contextlib.suppress(psutil.Error):
@@ -524,11 +600,11 @@ class Session:
             file.write(f"{line}\n")
 
     def kill(self) -> None:
-        """Kill all that the command started, and what is started meanwhile."""
-        while members := living(self.has_started):
-            for member in members:
+        """Kill all that the command started, until no process of it is left."""
+        while processes := find_processes(self.has_started):
+            for process in processes:
                 with contextlib.suppress(psutil.Error):
-                    member.kill()
+                    process.kill()
         self.process.wait()
 
 
@@ -541,17 +617,16 @@ def run_session(
     notes: Path,
     loop: WaitingLoop,
 ) -> int:
-    """Run a command in a session of its own, then kill all that is left of it.
+    """Run a command in a session of its own, as `Session.run` waits for it, then kill all that is left of it.
 
-    A command that waits in a loop is killed too, and `notes` says where. What the command leaves in the background, in
-    a session of its own too, has `SECONDS_IN_THE_BACKGROUND`. A Python without `EXPLAIN`, which would train, is killed
-    once two looks in a row have seen it, and `notes` says so.
+    A command that waits in a loop is killed too, and `notes` gets the place where it waits. A Python without `EXPLAIN`,
+    which would train, is killed, and `notes` gets its command line.
 
     Args:
-        words: the command, as for a shell.
+        words: the command, one word of its command line an item.
         environment: the command's variables; `EXPLAIN` is the path of the file for the answers.
         output: the file that gets what the command prints.
-        is_done: called again and again; the command is killed once it returns true.
+        is_done: a function that is called again and again; the command is killed once it returns True.
         notes: the file to which what is wrong with the command is appended.
         loop: notices that the command waits in a loop.
 
@@ -580,18 +655,23 @@ def run_session(
         session.run(is_done)
     finally:
         session.kill()
-        # Nothing is left to end.
+        # A byte tells the guard that nothing is left to clean up.
         with contextlib.suppress(OSError):
             guard.communicate(b".")
     return process.returncode
 
 
 def guard_session(session: int, answers: Path) -> subprocess.Popen:
-    """Start the process that cleans up should this one be killed.
+    """Start the process that cleans up if this process is killed (`session_guard.py`).
 
-    It ends the session and what has the file `answers` for its answers, and removes the folder that this file is in.
+    It kills the processes of the session and all that write their answers to `answers`, and removes the folder of this
+    file.
+
+    Args:
+        session: the id of the session that the command leads.
+        answers: the file of the answers.
     """
-    # In a session of its own, and without the variable, so that it is not ended with the others.
+    # The guard has a session of its own and lacks the variable, so that it does not kill itself.
     environment = {name: value for name, value in os.environ.items() if name != EXPLAIN}
     return subprocess.Popen(
         [sys.executable, session_guard.__file__, str(session), EXPLAIN, str(answers), str(answers.parent)],
@@ -603,29 +683,34 @@ def guard_session(session: int, answers: Path) -> subprocess.Popen:
     )
 
 
-def living(is_meant: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
-    """Return the processes for which a condition holds and that have not ended."""
+def find_processes(condition: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    """Return the living processes for which a condition holds.
+
+    Args:
+        condition: a function of a process. If it raises a psutil.Error or an OSError, as it may for another user's
+            process or one that has ended, it does not hold.
+    """
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
-            if is_meant(process) and process.status() != psutil.STATUS_ZOMBIE:
+            if condition(process) and process.status() != psutil.STATUS_ZOMBIE:
                 processes.append(process)
     return processes
 
 
-def is_of(answers: Path, process: psutil.Process) -> bool:
-    """Return whether a process, in whatever session, has this file for its answers."""
+def belongs_to(answers: Path, process: psutil.Process) -> bool:
+    """Return whether a process would write its answer to a file, by the variable `EXPLAIN` in its environment."""
     return process.environ().get(EXPLAIN) == str(answers)
 
 
-def without_an_answer(code: int, output: str, notes: Sequence[str], last: str) -> str:
-    """Return why a command gave no answer, with what Python and the shell lack, or the end of what it printed.
+def explain_missing_answer(code: int, output: str, notes: Sequence[str], last: str) -> str:
+    """Return why a command gave no answer: what Python and the shell lack, or else the end of what was printed.
 
     Args:
         code: the command's exit code.
-        output: what it printed.
-        notes: what is wrong with the command, a line each.
-        last: the place and the text of the last command that bash began; empty if there was none.
+        output: what the command printed.
+        notes: what is wrong with the command, one fault an item.
+        last: the place and the text of the command of a script that bash began last; empty if there was none.
     """
     lines = [line for line in redact(output).strip().splitlines() if not TRACED.match(line)][-LINES_OF_A_CRASH:]
     missing = [*notes, *filter(NOT_FOUND.search, lines)]

@@ -1,8 +1,8 @@
-"""Cleans up after a process that is killed: python session_guard.py SESSION NAME VALUE FOLDER.
+"""Cleans up after the process that started it: python session_guard.py SESSION NAME VALUE FOLDER.
 
-The process that runs it holds the other end of this one's standard input. SIGKILL gives it no time to end anything, but
-closes that end: every process of the session is then killed, and every one whose environment has NAME=VALUE, in
-whatever session; then FOLDER is removed. A byte on the standard input says that nothing is left to clean up.
+That process holds the other end of the standard input. If it is killed, even by SIGKILL, that end is closed. The guard
+then kills every process of the session SESSION and every process with NAME=VALUE in its environment, and removes
+FOLDER. If a byte comes by the standard input, nothing is left to clean up, and the guard ends.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import psutil
 
 
 def end_members(session: int, name: str, value: str) -> None:
-    """Kill every process of a session, and every one with a value in its environment, until none is left."""
+    """Kill every process of a session, and every other one with NAME=VALUE in its environment, until none is left."""
     while members := members_of(session, name, value):
         for member in members:
             with contextlib.suppress(psutil.Error):
@@ -23,7 +23,12 @@ def end_members(session: int, name: str, value: str) -> None:
 
 
 def members_of(session: int, name: str, value: str) -> list[psutil.Process]:
-    """Return the living processes of a session or with a value in their environment."""
+    """Return the living processes that are in a session, or have NAME=VALUE in their environment.
+
+    Args:
+        session: the session's id.
+        name, value: the variable and its value.
+    """
     members = []
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
@@ -34,7 +39,8 @@ def members_of(session: int, name: str, value: str) -> list[psutil.Process]:
 
 
 if __name__ == "__main__":
-    session, name, value, folder = int(sys.argv[1]), *sys.argv[2:5]
+    _, session_id, name, value, folder = sys.argv
+    # Nothing is read if the other end was closed.
     if not sys.stdin.buffer.read(1):
-        end_members(session, name, value)
+        end_members(int(session_id), name, value)
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,7 @@
-"""What a command that is explained sees of Slurm: a job on the nodes that its script asks for, of which none is there.
+"""The Slurm job that is made up for a command that is explained, on the nodes that its script asks for.
 
-Stand-ins import this with the standard library alone.
+None of these nodes exists. Stand-ins import this module without the packages of any environment, so that it may import
+only the standard library.
 """
 
 import os
@@ -9,15 +10,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# In the environment of a job that is made up.
+# The variable that a made-up job has, and a real one has not.
 MADE_UP = "CLIPX_EXPLAIN_SLURM"
-# The numbers of nodes, and of GPUs on each, for a script that asks for none.
+# The number of nodes, and of GPUs on each, if a script asks for none.
 NODES = 2
 GPUS = 8
 JOB = "1000001"
 ADDRESS = "10.0.0.{number}"
 
-# Long names of sbatch's options by their letters.
+# The long names of sbatch's options, by the letter of the short one.
 LETTERS = {
     "N": "nodes",
     "n": "ntasks",
@@ -37,17 +38,22 @@ FIELDS = {"%T": "RUNNING", "%t": "R", "%L": "1:00:00", "%M": "0:01", "%i": JOB, 
 
 
 def options_of(words: Sequence[str]) -> dict[str, str]:
-    """Return sbatch's options: from their long names to their values, an empty text for an option without a value."""
+    """Return the values of sbatch's options by their long names; empty for an option without a value."""
     options = {}
     for index, word in enumerate(words):
         option = OPTION.fullmatch(word)
         if not option:
             continue
-        name = option["name"] or LETTERS.get(option["letter"], option["letter"])
-        value = option["value"] if option["name"] else (option["rest"] or None)
-        following = words[index + 1] if index + 1 < len(words) else ""
+        if option["name"]:
+            name = option["name"]
+            value = option["value"]
+        else:
+            name = LETTERS.get(option["letter"], option["letter"])
+            # Empty if the value is the next word, as in -N 2.
+            value = option["rest"] or None
         if value is None:
-            value = "" if following.startswith("-") else following
+            next_word = words[index + 1] if index + 1 < len(words) else ""
+            value = "" if next_word.startswith("-") else next_word
         options[OTHER_NAMES.get(name, name)] = value
     return options
 
@@ -62,17 +68,22 @@ def directives_of(script: str) -> list[str]:
 
 
 def count(value: str | None, default: int) -> int:
-    """Return the number that an option ends with, as in gpu:h100:8; of a range, such as 2-4, its lower end."""
+    """Return the number at the end of an option's value, such as 8 in gpu:h100:8; for a range, its lower end.
+
+    Args:
+        value: the option's value; None if the option is not given.
+        default: the number if the value has none.
+    """
     number = COUNT.search(value or "")
     return int(number[1]) if number else default
 
 
 def variables_of(script: str, words: Sequence[str] = ()) -> dict[str, str]:
-    """Return the variables that Slurm sets in a job.
+    """Return the variables that Slurm would set in the made-up job.
 
     Args:
-        script: the text of its script.
-        words: what sbatch is given, which wins over the script.
+        script: the text of the job's script.
+        words: the arguments of sbatch. Its options win over those in the script.
     """
     options = {**options_of(directives_of(script)), **options_of(words)}
     nodes = count(options.get("nodes"), NODES)
@@ -122,12 +133,12 @@ def variables_of(script: str, words: Sequence[str] = ()) -> dict[str, str]:
 
 
 def gpus_of(resources: str) -> str:
-    """Return the part on GPUs of --gres, such as gpu:8; empty if there is none."""
+    """Return the part of the value of --gres that is on GPUs, such as gpu:8; empty if there is none."""
     return next((part for part in resources.split(",") if part.partition(":")[0] == "gpu"), "")
 
 
 def script_of(words: Sequence[str]) -> int | None:
-    """Return the index of the script among the words that sbatch is given; None if there is no script among them."""
+    """Return the index of the script among the arguments of sbatch; None if there is no script among them."""
     for index, word in enumerate(words):
         if not word.startswith("-") and is_script(Path(word)):
             return index
@@ -135,7 +146,7 @@ def script_of(words: Sequence[str]) -> int | None:
 
 
 def is_script(path: Path) -> bool:
-    """Return whether a file begins as sbatch wants a script to."""
+    """Return whether there is a file that begins with #!, as sbatch wants a script to."""
     try:
         if not path.is_file():
             return False
@@ -167,38 +178,47 @@ def expand_nodes(node_list: str) -> list[str]:
 
 
 def reply(program: str, words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return what a program prints about the job that is made up; empty if it prints nothing.
+    """Return what a program prints about the made-up job and its nodes; empty if it prints nothing.
 
     Args:
-        environment: with the variables of `variables_of`, or without any where there is no job.
+        program: the program's name.
+        words: its arguments.
+        environment: the variables of the process, with those of `variables_of` inside the job.
     """
-    listed = environment.get("SLURM_JOB_NODELIST", f"node[1-{NODES}]")
+    node_list = environment.get("SLURM_JOB_NODELIST", f"node[1-{NODES}]")
     if program == "scontrol" and [word.rstrip("s") for word in words[:2]] == ["show", "hostname"]:
-        return "\n".join(expand_nodes(words[2] if len(words) > 2 else listed))
+        return "\n".join(expand_nodes(words[2] if len(words) > 2 else node_list))
     if program == "scontrol" and words[:2] == ["show", "job"]:
-        return f"JobId={JOB} JobState=RUNNING NodeList={listed} NumNodes={len(expand_nodes(listed))} BatchHost=node1"
+        return (
+            f"JobId={JOB} JobState=RUNNING NodeList={node_list} NumNodes={len(expand_nodes(node_list))} BatchHost=node1"
+        )
     if program == "squeue":
-        return squeue(words, listed)
+        return squeue(words, node_list)
     if program in ("srun", "ssh") and "hostname" in words:
         address = any(ASKS_FOR_ADDRESS.fullmatch(word) for word in words[words.index("hostname") + 1 :])
         return ADDRESS.format(number=1) if address else "node1"
     if MADE_UP in environment and program == "ray" and words[:1] == ["status"]:
-        return status_of_ray(len(expand_nodes(listed)), int(environment.get("SLURM_GPUS_ON_NODE", GPUS)))
+        return status_of_ray(len(expand_nodes(node_list)), int(environment.get("SLURM_GPUS_ON_NODE", GPUS)))
     if MADE_UP in environment and program == "getent" and words[:1] in (["hosts"], ["ahosts"], ["ahostsv4"]):
         number = re.search(r"\d*$", words[-1])[0] or "1"
         return f"{ADDRESS.format(number=number)} {words[-1]}"
     return ""
 
 
-def squeue(words: Sequence[str], listed: str) -> str:
-    """Return squeue's row of the job, in the format that it is asked for."""
+def squeue(words: Sequence[str], node_list: str) -> str:
+    """Return squeue's row of the job.
+
+    Args:
+        words: the arguments of squeue, perhaps with a format.
+        node_list: the job's nodes, such as node[1-2].
+    """
     options = options_of(words)
-    asked = options.get("o", options.get("format", "%i %T"))
-    fields = {**FIELDS, "%N": listed, "%D": str(len(expand_nodes(listed)))}
-    return re.sub(r"%\.?\d*([A-Za-z])", lambda match: fields.get(f"%{match[1]}", ""), asked)
+    row_format = options.get("o", options.get("format", "%i %T"))
+    fields = {**FIELDS, "%N": node_list, "%D": str(len(expand_nodes(node_list)))}
+    return re.sub(r"%\.?\d*([A-Za-z])", lambda match: fields.get(f"%{match[1]}", ""), row_format)
 
 
 def status_of_ray(nodes: int, gpus: int) -> str:
-    """Return what `ray status` prints of a cluster in which all nodes are there."""
+    """Return what `ray status` prints of a cluster with this number of nodes and of GPUs on each."""
     active = "\n".join(f" 1 node_{number}" for number in range(1, nodes + 1))
     return f"Node status\nActive:\n{active}\nPending:\n (no pending nodes)\nResources\n 0.0/{nodes * gpus}.0 GPU"

@@ -1,8 +1,8 @@
 """Runs in place of a program while a command is explained: `stand_in.py RECORD PROGRAM ARGUMENT …`.
 
-It appends the command line to RECORD. What `ray job submit`, srun or apptainer would start, and the script of sbatch,
-then runs here, because it leads to verl's configuration. Programs that a script asks about a Slurm job answer for one
-that is made up (`slurm.py`). It does nothing else.
+It appends the command line to RECORD. Then it runs on this machine what `ray job submit`, srun, salloc or apptainer
+would start, or the script that sbatch would start, because that leads to verl's configuration. In place of a program
+that a script asks about its Slurm job, it answers for a made-up job (`slurm.py`). It does nothing else.
 """
 
 import os
@@ -20,21 +20,33 @@ if __name__ == "__main__":
 
 from verl_clipx.run import slurm
 
-# The first word of the command that a launcher starts, in case no `--` marks it. The words before it are the launcher's
-# own options and their values.
+# The first word of the command that a launcher starts, if no `--` stands before that command. The words before it are
+# the launcher's own options and their values.
 STARTS = re.compile(r"(?:\S*/)?(?:python[\d.]*|bash|sh|env|uv|torchrun|conda|clipx)|\S+\.(?:sh|py)")
-# The first words of launchers. What they start sees the same paths as here.
-LAUNCHERS = (("srun",), ("salloc",), ("ray", "job", "submit"))
-LAUNCHERS += tuple((program, verb) for program in ("apptainer", "singularity") for verb in ("exec", "run"))
-# What these start sees other paths and packages.
+# The first words of the launchers whose command runs here, because it would see the same paths there.
+LAUNCHERS = (
+    ("srun",),
+    ("salloc",),
+    ("ray", "job", "submit"),
+    ("apptainer", "exec"),
+    ("apptainer", "run"),
+    ("singularity", "exec"),
+    ("singularity", "run"),
+)
+# The first words of the launchers whose command does not run here, because it would see other paths and packages there.
 CONTAINERS = (("docker", "run"), ("docker", "exec"), ("docker", "compose"), ("podman", "run"), ("podman", "exec"))
-# An environment that brings the plugin has the plugin's name in its text, or in a file or a folder that it names.
+# A runtime environment of Ray's with the plugin names it in its own text, or in a file or a folder that it refers to.
 PLUGIN = re.compile(r"clipx", re.IGNORECASE)
 FILES_OF_ENVIRONMENT = re.compile(r"""(?:working_dir|pip|uv|conda)["']?\s*:\s*["']?([^"'\s,}\[{]+)""")
 
 
 def payload_of(program: str, arguments: Sequence[str]) -> list[str]:
-    """Return the command that a launcher would start; empty if it starts none that runs here."""
+    """Return the command that a program would start and that runs here; empty if there is none.
+
+    Args:
+        program: the program's name.
+        arguments: those that it was called with.
+    """
     if program == "sbatch":
         return payload_of_sbatch(arguments)
     if not any(launcher == (program, *arguments)[: len(launcher)] for launcher in LAUNCHERS):
@@ -43,7 +55,10 @@ def payload_of(program: str, arguments: Sequence[str]) -> list[str]:
 
 
 def started_by(arguments: Sequence[str]) -> list[str]:
-    """Return the command in a launcher's arguments: from the first word that begins one on; empty if no word does."""
+    """Return the command in a launcher's arguments; empty if no word begins one.
+
+    The command is all that follows `--`, or begins with the first word that fits `STARTS`.
+    """
     for index, argument in enumerate(arguments):
         if argument == "--":
             return [*arguments[index + 1 :]]
@@ -53,7 +68,11 @@ def started_by(arguments: Sequence[str]) -> list[str]:
 
 
 def payload_of_sbatch(arguments: Sequence[str]) -> list[str]:
-    """Return the command of the script that sbatch would start, by the interpreter that its first line names."""
+    """Return the command that runs what sbatch would start: its option --wrap, or a script with its interpreter.
+
+    Returns:
+        The words of the command; empty if there is neither.
+    """
     wrapped = slurm.options_of(arguments).get("wrap")
     if wrapped:
         return ["sh", "-c", wrapped]
@@ -95,18 +114,19 @@ def lacks_plugin(arguments: Sequence[str]) -> bool:
     """
     options = slurm.options_of(arguments)
     environments = [options.get("runtime-env-json", ""), text_of(options.get("runtime-env", ""))]
-    command = " ".join(started_by(arguments))
-    texts = [*environments, re.sub(r"\+?clipx[.=/]\S*", "", command)]
+    # An override of the plugin's, such as +clipx=acpo, does not bring the plugin.
+    command = re.sub(r"\+?clipx[.=/]\S*", "", " ".join(started_by(arguments)))
+    texts = [*environments, command]
     texts += [text_of(name) for text in environments for name in FILES_OF_ENVIRONMENT.findall(text)]
     texts.append(text_of(options.get("working-dir", "")))
     return not any(map(PLUGIN.search, texts))
 
 
-def text_of(name: str) -> str:
-    """Return a file's text or the names in a folder; empty if there is neither."""
-    path = Path(name)
+def text_of(path_text: str) -> str:
+    """Return the text of a file, or the names in a folder; empty if there is neither, or no path is given."""
+    path = Path(path_text)
     try:
-        if not name:
+        if not path_text:
             return ""
         return " ".join(os.listdir(path)) if path.is_dir() else path.read_text(errors="replace")
     except OSError:
@@ -116,7 +136,7 @@ def text_of(name: str) -> str:
 def main(record_file: str, program: str, *arguments: str) -> None:
     """Record a command line. Then print the program's answer, or run what the program would start, or do nothing.
 
-    What the program would start takes the place of this process.
+    What is run takes the place of this process, so that the call then does not return.
 
     Args:
         record_file: in the folder that `explain.py` made for the stand-ins; further files are written beside it.
@@ -135,7 +155,7 @@ def main(record_file: str, program: str, *arguments: str) -> None:
     payload = [*payload_of(program, arguments)]
     if program == "sbatch":
         if slurm.MADE_UP in os.environ:
-            # A job that submits the next one, or itself again, would do so without an end.
+            # A made-up job that submits the next job, or itself again, would never end.
             return
         if not payload:
             payload = payload_of_standard_input(folder)
@@ -144,7 +164,7 @@ def main(record_file: str, program: str, *arguments: str) -> None:
         return
     is_ray_job = (program, *arguments[:2]) == ("ray", "job", "submit")
     if is_ray_job and lacks_plugin(arguments[2:]):
-        # explain.py looks only whether this file is empty.
+        # explain.py only checks whether this file is empty.
         (folder / "jobs").write_text(f"{shlex.join([program, *arguments[:2]])}\n")
     note(folder / "started", program, arguments)
     os.execvp(payload[0], payload)

@@ -1,7 +1,7 @@
-"""Ends a Python that would train; every Python of a command that is explained imports it first, as sitecustomize.
+"""Ends a Python that has verl and not the plugin, in which nothing would answer `clipx explain`, and verl would train.
 
-Without the plugin nothing would answer, and verl would start. A missing verl is only noted, since a program may do
-without. It knows no more than the standard library.
+Every Python of a command that is explained imports this file first, as sitecustomize. If verl is missing, a line says
+so, and the program goes on, because it may do without verl. This file may import only the standard library.
 """
 
 import gc
@@ -9,13 +9,16 @@ import os
 import sys
 from importlib import machinery, metadata, util
 
-# With the usual threshold the collector runs thousands of times while verl is imported, for a tenth of the seconds.
+# Importing verl makes so many objects that Python's garbage collector would take a tenth of the import's time.
 gc.set_threshold(1_000_000, 20, 50)
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def find_spec(name, path=None, target=None):
-    """Find no module, but end the interpreter if it imports verl's trainer without the plugin."""
+    """End the interpreter if it imports verl's trainer without the plugin. Always return None: no module is found here.
+
+    Python calls this function for each module that is imported, because this module is in `sys.meta_path`.
+    """
     if name == "verl" and not any(finder.find_spec(name, path) for finder in sys.meta_path if finder is not this):
         note(f"{sys.executable} has no verl{'' if util.find_spec('verl_clipx') else ' and no verl-clipx'}")
     if name == "verl.trainer" and "verl_clipx.plugin" not in sys.modules:
@@ -30,7 +33,7 @@ def find_spec(name, path=None, target=None):
 
 
 def note(what: str) -> str:
-    """Leave a line for explain.py, and return it."""
+    """Append a line to the file from which explain.py reads what is wrong with a command, and return the line."""
     with open(os.path.join(os.path.dirname(FOLDER), "notes"), "a") as file:
         file.write(f"{what}\n")
     return what
@@ -38,7 +41,7 @@ def note(what: str) -> str:
 
 this = sys.modules[__name__]
 sys.meta_path.insert(0, this)
-# The one that this file hides.
+# The environment's own sitecustomize, which this file hides, is imported too.
 hidden = machinery.PathFinder.find_spec("sitecustomize", [folder for folder in sys.path if folder != FOLDER])
 if hidden is not None:
     hidden.loader.exec_module(util.module_from_spec(hidden))
