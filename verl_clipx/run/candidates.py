@@ -1,4 +1,4 @@
-"""The loss settings that a command line lists: `+clipx=acpo clipx.alpha=1,2 +clipx=bapo …`."""
+"""The settings of losses that a command line of `clipx replay` lists: `+clipx=acpo clipx.alpha=1,2 +clipx=bapo …`."""
 
 import itertools
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ class Candidate:
     """A method's group with the settings that the command line adds to it.
 
     Args:
-        group: the name of the group that chose the method.
+        group: the name of the group that chooses the method.
         node: the group's clipx node.
-        modifiers: from the modifiers' groups, as the command line writes them, to their nodes.
-        values: from keys below the node to the values that the command line lists for them, often a single one.
+        modifiers: the nodes of the modifiers' groups, by group as the command line writes it: clipx/mask=icepop.
+        values: the values that the command line lists, often a single one, by key below the clipx node.
     """
 
     group: str
@@ -37,17 +37,17 @@ class Candidate:
         """Return the settings of the group and its modifiers, with one value for each key that the command line lists.
 
         Args:
-            chosen: from a key below the clipx node to its one value. A key that is left out keeps the group's value.
+            chosen: the value of each key below the clipx node. A key that is left out keeps the group's value.
 
         Raises:
-            Refusal: an unknown key, a bad value, `observe`, which is no method, or Lopti: the effect of its second
-                update pass cannot be computed from one pass over recorded tokens.
+            Refusal: a key is unknown, or a value is not allowed. The group `observe` is refused too, because it is no
+                method, and so is Lopti, because its second pass cannot be computed from recorded tokens.
         """
         node = OmegaConf.create(self.node)
         for modifier in self.modifiers.values():
             node.merge_with(modifier)
         for key, value in chosen.items():
-            # A misspelt key is added too, so that `build` refuses it in a sentence.
+            # Even a misspelt key is added: `build` refuses it in a sentence.
             OmegaConf.update(node, key, value, force_add=True)
         settings_or_observe = build(**OmegaConf.to_container(node))
         if isinstance(settings_or_observe, Observe):
@@ -71,34 +71,34 @@ class Candidate:
         return settings
 
     def each(self) -> list[tuple[str, Settings]]:
-        """Return the settings for every combination of the values, each behind its label.
+        """Return the settings for every combination of the values, as pairs of a label and the settings.
 
-        A label is the group followed by what is added to it.
+        A label is the group followed by what the command line adds to it, such as "acpo alpha=2".
 
         Raises:
-            Refusal: as `build_settings` does.
+            Refusal: as for `build_settings`.
         """
-        labelled = []
+        labelled_settings = []
         for values in itertools.product(*self.values.values()):
             chosen = dict(zip(self.values, values, strict=True))
             label_words = [self.group]
             label_words += [name.removeprefix(f"{NODE}/") for name in self.modifiers]
             label_words += [f"{key}={value}" for key, value in chosen.items()]
-            labelled.append((" ".join(label_words), self.build_settings(chosen)))
-        return labelled
+            labelled_settings.append((" ".join(label_words), self.build_settings(chosen)))
+        return labelled_settings
 
 
 def candidates_of(words: list[str]) -> list[Candidate]:
     """Return the candidates of a command line, in its order.
 
-    Each `+clipx=<group>` begins one, to which the following words add settings. Several values of a key, separated by
-    commas, are swept.
+    Each `+clipx=<group>` begins a candidate, and the words after it add settings to this candidate. A key may have
+    several values, separated by commas.
 
     Args:
         words: the command line's overrides, for example `+clipx=acpo` and `clipx.alpha=1,2`.
 
     Raises:
-        ValueError: a word is not an override of the clipx node, comes before any method, names several methods or an
+        ValueError: a word is no override of the clipx node, comes before any method, or names several methods or an
             unknown group.
     """
     candidates: list[Candidate] = []
@@ -146,7 +146,14 @@ def candidates_of(words: list[str]) -> list[Candidate]:
 
 
 def _read_group(name: str) -> dict[str, Any]:
-    # `name` is that of a group under clipx, with the modifier's folder before it: "acpo", "select/entropy".
+    """Return the node of a group of the plugin.
+
+    Args:
+        name: the group's name below clipx, with the modifier's folder before it: acpo, or select/entropy.
+
+    Raises:
+        Refusal: there is no such group.
+    """
     if (configs_folder() / NODE / f"{name}.yaml").is_file():
         return group_settings(name)
     folder, _, group = f"{NODE}/{name}".rpartition("/")

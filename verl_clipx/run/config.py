@@ -18,13 +18,13 @@ from verl_clipx.losses.modifiers import MODIFIERS
 from verl_clipx.losses.settings import LossSettings, build_node, node_parameter
 from verl_clipx.run.trace import Trace
 
-# From the keys under the clipx node that have groups of their own to the classes of their nodes.
+# By key under the clipx node that has groups of its own, the classes from which its node may be built.
 NODES = {**MODIFIERS, "trace": (Trace,)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node(Parameters):
-    """The clipx node as far as it does not depend on the loss: what is logged, watched and traced.
+    """The keys of the clipx node that every loss has, verl's own included: what is logged, watched and traced.
 
     Raises:
         ValueError: when built with a value outside a parameter's range.
@@ -107,8 +107,10 @@ class Settings(LossSettings, RunSettings):
             raise Refusal(f"{NODE}.scope", self.scope, reason, f"Set {NODE}.scope=mini_batch or micro_batch.")
 
     def functions(self, device: torch.device | str) -> TokenFunctions:
-        """The functions that compute the loss and the statistics of tokens on a device."""
-        compiled = torch.device(device).type != "cpu" if self.compile == "auto" else bool(self.compile)
+        """Return the functions that compute the loss and the statistics of tokens on a device."""
+        compiled = bool(self.compile)
+        if self.compile == "auto":
+            compiled = torch.device(device).type != "cpu"
         return token_functions(self.method, self.shaping, compiled=compiled)
 
 
@@ -123,13 +125,13 @@ class Observe(Node):
     )
 
 
-# The parameters of the clipx node besides the method's own, and those under +clipx=observe.
+# The fields of the clipx node by name: those besides the method's own, and those under +clipx=observe.
 AROUND = {field.name: field for field in dataclasses.fields(Settings) if field.name != "method"}
 OBSERVED = {field.name: field for field in dataclasses.fields(Observe)}
 
 
 def parameters_of(method: type[Method]) -> dict[str, dataclasses.Field]:
-    """Every key that a method's clipx node takes: its own parameters, those of its bases, then those of `Settings`."""
+    """Return the fields of a method's clipx node by name: the method's own, those of its bases, those of `Settings`."""
     fields = {field.name: field for field in dataclasses.fields(method)}
     # dataclasses puts the fields of a base first; here they come last, because all methods have them.
     own_first = [name for base in method.__mro__ for name in vars(base).get("__annotations__", {}) if name in fields]
@@ -137,10 +139,19 @@ def parameters_of(method: type[Method]) -> dict[str, dataclasses.Field]:
 
 
 def completed(node: Mapping[str, Any]) -> dict[str, Any]:
-    """A clipx node with the defaults of what it leaves out; unchanged if it names no method of the plugin."""
+    """Return a clipx node with the defaults of the keys that it leaves out.
+
+    Args:
+        node: the node, not built. If it names neither a method of the plugin nor observe, nothing is added.
+    """
     name = node.get("method")
-    fields = parameters_of(METHODS[name]) if name in METHODS else OBSERVED if name == OBSERVE else {}
-    return {**{key: field.default for key, field in fields.items()}, **node}
+    fields = {}
+    if name in METHODS:
+        fields = parameters_of(METHODS[name])
+    elif name == OBSERVE:
+        fields = OBSERVED
+    defaults = {key: field.default for key, field in fields.items()}
+    return {**defaults, **node}
 
 
 def build(method: str | None = None, function: str | None = None, **parameters: Any) -> Settings | Observe:
@@ -152,12 +163,13 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
         parameters: the method's parameters and those of `Settings`, by name.
 
     Raises:
-        ValueError: no method or two methods; an unknown method or parameter; or a value of a wrong type or range. The
-            message names the key, the value and what is allowed.
+        ValueError: there is no method, or there are two; a method or a parameter is unknown; or a value has a wrong
+            type or is out of range. The message names the key, the value and what is allowed.
     """
     if (method is None) == (function is None):
-        other = f"{NODE}.function={function}"
-        reason = f"with {other} no method is chosen" if method is None else f"contradicts {other}"
+        reason = f"contradicts {NODE}.function={function}"
+        if method is None:
+            reason = f"with {NODE}.function={function} no method is chosen"
         advice = (
             f"Choose one by its group ({swap_by('acpo')}), or a loss of your own "
             "(+clipx=custom clipx.function=module:name)."
@@ -183,10 +195,11 @@ def with_node(key: str, node: Any) -> Any:
 
 
 def clip_range(actor: Mapping[str, Any]) -> Bounds:
-    """Return the bounds on the ratio that verl's clip_ratio_low and clip_ratio_high, or else its clip_ratio, set.
+    """Return the bounds that verl's own loss puts on the ratio: 1 less clip_ratio_low, and 1 plus clip_ratio_high.
 
     Args:
-        actor: these keys with their values, as verl's ActorConfig or a record's `loss.widths` has them.
+        actor: these keys with their values, as verl's ActorConfig or a record's `loss.widths` has them. verl reads
+            clip_ratio in place of one that is None.
     """
     low = actor.get("clip_ratio_low")
     high = actor.get("clip_ratio_high")
@@ -198,11 +211,12 @@ def clip_range(actor: Mapping[str, Any]) -> Bounds:
 
 
 def settings_without_group(name: str, actor: Any) -> Settings:
-    """The settings if `loss_mode` was set without a `+clipx=<method>` group: the method's defaults and verl's bounds.
+    """Return the settings of a method that loss_mode names without its group: the defaults, with verl's bounds.
 
     Args:
-        actor: verl's ActorConfig. Its clip_ratio_low and clip_ratio_high become fixed bounds, its clip_ratio_c becomes
-            GRPO's dual clip.
+        name: the method's name.
+        actor: verl's ActorConfig. Its clip_ratio_low and clip_ratio_high become fixed bounds if the method has any, its
+            clip_ratio_c becomes GRPO's dual clip.
 
     Raises:
         ValueError: a value of verl's is outside the parameter's range.

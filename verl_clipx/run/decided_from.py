@@ -10,10 +10,10 @@ class DecidedFrom(str, Enum):
     """All of the mini-batch, under the weights that the update starts from."""
 
     RATIO_ONE = "ratio_one"
-    """All of the mini-batch, the current log-probabilities taken to be the old ones."""
+    """All of the mini-batch, where the current log-probabilities are taken to equal the old ones."""
 
     LAGGED = "lagged"
-    """Those of the same update on an earlier rollout batch."""
+    """The tokens of the same update on an earlier rollout batch."""
 
     MICRO_BATCH = "micro_batch"
-    """Each micro-batch's own; also where bounds depend on nothing."""
+    """Each micro-batch's own tokens. Bounds that depend on no token count here too."""

@@ -1,4 +1,4 @@
-"""What the driver of a run hands to its workers, which see no more of verl's configuration than the actor's part."""
+"""What the driver of a run hands to its workers. They see only the actor's part of verl's configuration."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -10,22 +10,25 @@ from verl_clipx.run.record import RunRecord
 
 @dataclass(frozen=True)
 class Handover:
-    """What was resolved once, in the node `run` of verl's policy loss.
+    """What the driver has resolved of a run; it stands in the node `run` of verl's policy loss.
 
     Args:
-        record: the run's record as far as it is known before the run starts. Its texts and its line are whole, and it
-            has no configuration and no hash of content; the record beside the log keeps less of a text.
-        trace_folder: where traces go unless clipx.trace.folder says so, or None if nothing is traced.
+        record: the run's record as far as it is known before the run starts, without the configuration and the hashes
+            of content. Texts are whole in it, whereas the record beside the log has hashes of some.
+        trace_folder: the folder of the traces if clipx.trace.folder does not name one; None if it does, or if nothing
+            is traced.
     """
 
     record: RunRecord = field(default_factory=RunRecord)
     trace_folder: str | None = None
 
     def complete(self, settings: Settings | Observe) -> Settings | Observe:
-        """The settings with what they get from the run: taken-over values, the traces' folder, verl's compile switch.
+        """Return a clipx node with what it gets from the run.
+
+        That is the values taken over from verl's keys, the folder of the traces, and that verl compiles nothing.
 
         Args:
-            settings: as the clipx node says.
+            settings: the clipx node as the configuration has it, built.
         """
         loss = self.record.loss
         changes: dict[str, Any] = {}

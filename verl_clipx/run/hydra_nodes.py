@@ -1,4 +1,4 @@
-"""The targets of the Hydra groups' `_target_`: the clipx node, and verl's policy_loss node around it."""
+"""What the `_target_` of Hydra's nodes names: `build` for the clipx node, a class for verl's policy_loss node."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,14 @@ __all__ = ["ClipxPolicyLossConfig", "build"]
 
 @dataclass
 class ClipxPolicyLossConfig(PolicyLossConfig):
-    """verl's PolicyLossConfig with the plugin's configuration beside it, as driver and workers build it.
+    """verl's PolicyLossConfig with two more nodes, the plugin's. The driver and the workers build it.
 
     Args:
-        clipx: the clipx node; once built, with what it gets from the run.
-        run: the other parts of the run that the loss depends on.
+        clipx: the clipx node. After the construction it is complete: with what it gets from the run.
+        run: what the driver has resolved of the run.
 
     Raises:
-        Refusal: there is no method, or the node `run` was replaced.
+        Refusal: there is no method, or the user has put something else into the node `run`.
     """
 
     clipx: Settings | Observe | None = None

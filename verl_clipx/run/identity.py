@@ -1,6 +1,6 @@
 """What the processes of a run must have in common: hashes of the settings, of the package, and of a loss of one's own.
 
-The driver's go with the run, and each worker compares its own.
+The driver's hashes are handed to the workers, and each worker compares them with its own.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ from typing import Any
 
 import verl_clipx
 
-# What does not change what is trained.
+# The keys of the clipx node that do not change what is trained.
 LEFT_OUT = ("trace", "receipt", "log", "health", "metrics", "missing_state")
-# What a hash is of, in the words of a message.
-NAMES = {
+# By name of a hash, the message if a worker has another hash than the driver.
+DIFFERENCES = {
     "settings": "the settings of the clipx node are others",
     "package": "the files of verl_clipx are others: install the same version on every node",
     "function": "the source of clipx.function is another: copy the same file to every node",
@@ -25,10 +25,13 @@ NAMES = {
 
 
 def identity_of(settings: Any) -> dict[str, str]:
-    """Return a hash of the settings, of the package's files and of the source of a method that is not the package's.
+    """Return the hashes of a run by name.
+
+    They are of the settings, of the package's files, and of the source of a method of the user's own, an empty text
+    without such a method.
 
     Args:
-        settings: the clipx node as it is built, with what it gets from the run.
+        settings: the clipx node, built and complete.
     """
     trained = {name: value for name, value in dataclasses.asdict(settings).items() if name not in LEFT_OUT}
     kinds = [type(getattr(settings, name)).__qualname__ for name in sorted(trained)]
@@ -41,12 +44,21 @@ def identity_of(settings: Any) -> dict[str, str]:
 
 
 def differences_from(driver: Mapping[str, str], worker: Mapping[str, str]) -> list[str]:
-    """Return in words what is another in a worker than in the driver; nothing about what the driver did not say."""
-    return [NAMES[name] for name, own in worker.items() if driver.get(name, own) != own]
+    """Return a message for each hash that differs in a worker.
+
+    Args:
+        driver: the driver's hashes by name. A hash that it lacks is not compared.
+        worker: the worker's hashes by name.
+    """
+    return [DIFFERENCES[name] for name, own in worker.items() if driver.get(name, own) != own]
 
 
 def own_sources(settings: Any) -> list[Path]:
-    """Return the files of the classes of a method that are neither the package's nor Python's, in a fixed order."""
+    """Return the files with the classes of a method of the user's own, in a fixed order; empty without such a method.
+
+    Args:
+        settings: the clipx node, built.
+    """
     modules = {kind.__module__ for kind in type(getattr(settings, "method", None)).__mro__}
     # In a worker `__main__` is Ray's own.
     known = {"verl_clipx", "__main__", *sys.stdlib_module_names}
@@ -56,7 +68,7 @@ def own_sources(settings: Any) -> list[Path]:
         try:
             source = inspect.getsourcefile(sys.modules[name])
         except (KeyError, TypeError):
-            # A module without a file, as of a notebook.
+            # A module without a file, such as a notebook's.
             source = None
         if source is not None and Path(source).is_file():
             files.append(Path(source))
@@ -72,7 +84,7 @@ def package_digest() -> str:
 
 
 def digest(parts: Iterable[bytes]) -> str:
-    """Return a hash of byte strings, hexadecimal."""
+    """Return the first 128 bits of the SHA-256 of byte strings, in hexadecimal."""
     total = hashlib.sha256()
     for part in parts:
         total.update(len(part).to_bytes(8, "big"))

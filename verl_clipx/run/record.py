@@ -1,7 +1,7 @@
-"""What a run is, in one value: the driver writes it beside the log, and whoever reads a run reads its fields.
+"""The record of a run: the driver writes it beside the log, and whoever reads a run reads its fields.
 
-`record_of` derives the same from any configuration that verl prints, so that a run without the plugin has one too, with
-None for what the configuration doesn't say. docs/record.md lists the fields. Importing this is cheap.
+`record_of` makes a record from any configuration that verl prints, so that a run without the plugin has one too. What
+the configuration does not say is None in it. docs/record.md lists the fields. Importing this is cheap.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from verl_clipx.run.sampling import Correction, Sampling
 from verl_clipx.run.schedule import Schedule, recorded_schedule
 from verl_clipx.run.trainer import Trainer, trainer_of
 
-# Of the file's form. A record without a number is older than the form, and is read by its configuration. One of form 1
-# has texts in it that form 2 keeps as hashes. One of form 2 has what form 3 adds in its configuration alone.
+# The number of the form of a record's file. An older record has no number, and is read by its configuration. Form 1 has
+# texts where form 2 has hashes. Form 3 has fields that are derived from the configuration in a record of form 2.
 SCHEMA = 3
 # Keys of the clipx node that say which loss it is, or how it is built.
 CHOOSES_LOSS = ("method", "function", "_target_")
@@ -43,12 +43,13 @@ class Loss:
         function: a loss of the user's own, as package.module:name.
         group: the group that was chosen, as in +clipx=<group>.
         parameters: the other keys of the clipx node, by their dotted names in it.
-        modifiers: from the name of each node that changes the method, such as mask, to its keys.
-        taken: from each parameter that took over a key of verl's to that `key`, the value `given` and its `value`.
-        unused: verl's clip keys that are set and that the method doesn't read, with their values.
-        widths: verl's own clip keys, by their names below the actor.
-        uncompiled_by: the first of verl's keys that switch torch.compile off, which clipx.compile=auto follows; None if
-            none does.
+        modifiers: the keys of each node that changes the method, by the node's name, such as mask.
+        taken: by parameter, for each that took a value over: `key`, verl's clip key by its name below the actor;
+            `given`, the value of that key; `value`, the value that the parameter got.
+        unused: by full key, the values of verl's clip keys that are set and that the method does not read.
+        widths: the values of verl's clip keys, by their names below the actor.
+        uncompiled_by: the first of verl's keys that switches torch.compile off, which clipx.compile=auto follows; None
+            if none does.
     """
 
     mode: str | None = None
@@ -74,9 +75,9 @@ class Batch:
     """The sizes of a rollout batch and of its updates.
 
     Args:
-        prompts: of a rollout batch.
-        responses: to each prompt.
-        mini_batch: the prompts of an update.
+        prompts: the number of prompts in a rollout batch.
+        responses: the number of responses to each prompt.
+        mini_batch: the number of prompts in an update.
         epochs: how often a rollout batch is trained on.
     """
 
@@ -91,11 +92,11 @@ class Length:
     """The numbers of steps and epochs over the data after which the run ends, and between checkpoints.
 
     Args:
-        steps: the last step.
-        epochs: over the data.
+        steps: the number of the last step.
+        epochs: the number of epochs over the data.
         rows: the most rows of the training data that are used; below 0: all.
-        save_every: steps between checkpoints; 0 or less: none is kept.
-        critic_warmup: the first step that trains the policy; those before train the critic alone.
+        save_every: the number of steps between checkpoints; 0 or less: none is kept.
+        critic_warmup: the number of the first step that trains the policy. Earlier steps train only the critic.
     """
 
     steps: int | None = None
@@ -120,10 +121,11 @@ class Optimizer:
 
     Args:
         rate: the learning rate.
-        schedule: of the rate, verl's name for it.
-        warmup_steps, warmup_ratio: over which the rate rises; in steps (below 0: not set), or as a share of all steps.
-        weight_decay: per unit of the rate.
-        clip_gradient: the norm at which a gradient is cut.
+        schedule: verl's name for the schedule of the rate.
+        warmup_steps: the number of steps over which the rate rises; below 0: `warmup_ratio` counts.
+        warmup_ratio: the share of all steps over which the rate rises.
+        weight_decay: the weight decay, which is multiplied by the rate.
+        clip_gradient: the norm to which a larger gradient is scaled down.
     """
 
     rate: float | None = None
@@ -140,11 +142,14 @@ class Terms:
 
     Args:
         entropy: the coefficient of the entropy bonus.
-        kl_loss, kl_loss_coefficient, kl_loss_kind: whether a KL loss to the reference model is added, how much, and by
-            which estimate.
-        kl_in_reward, kl_in_reward_coefficient: whether the KL is taken from the rewards, and how much.
-        distillation, distillation_coefficient, distillation_kind: whether a distillation loss is added, how much, and
-            verl's name for it.
+        kl_loss: whether a KL loss to the reference model is added.
+        kl_loss_coefficient: the coefficient of the KL loss.
+        kl_loss_kind: verl's name for the estimate of the KL.
+        kl_in_reward: whether the KL to the reference model is subtracted from the rewards.
+        kl_in_reward_coefficient: the coefficient of the KL in the rewards.
+        distillation: whether a distillation loss is added.
+        distillation_coefficient: the coefficient of the distillation loss.
+        distillation_kind: verl's name for the distillation loss.
     """
 
     entropy: float | None = None
@@ -160,13 +165,13 @@ class Terms:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most tokens of what is sampled.
+    """The limits on what is sampled, in tokens.
 
     Args:
-        prompt: of a prompt.
-        response: of a response.
-        generated: of a response by the rollout engine's own setting; the smaller of this and `response` counts.
-        context: of prompt and response in the rollout engine's context.
+        prompt: the longest prompt.
+        response: the longest response.
+        generated: the longest response by the rollout engine's own setting. The smaller of this and `response` counts.
+        context: the longest prompt and response together, by the rollout engine's context.
     """
 
     prompt: int | None = None
@@ -182,7 +187,7 @@ class Engine:
     Args:
         name: verl's name for it.
         precision: the dtype in which it computes.
-        parallel: from each way in which ranks share a model or a sequence to the number of ranks that do.
+        parallel: by each way in which ranks share a model or a sequence, such as tensor, the number of ranks that do.
     """
 
     name: str | None = None
@@ -195,8 +200,9 @@ class Machines:
     """What the run trains on.
 
     Args:
-        device: cuda, cpu or another kind that verl knows.
-        nodes, devices_a_node: how many.
+        device: cuda, cpu or another kind of device that verl knows.
+        nodes: the number of nodes.
+        devices_a_node: the number of devices on each node.
         accelerators: the kinds of accelerators in the Ray cluster.
     """
 
@@ -208,13 +214,15 @@ class Machines:
 
 @dataclass(frozen=True)
 class Content:
-    """A model, data or a reward.
+    """A model, data or a reward that a run reads.
 
     Args:
-        paths: where it was, in the order of the configuration.
-        name: the function's name, of a reward.
-        hash: SHA-256 of what tells its content, in hexadecimal; None if it could not be read, or isn't recorded.
-        parameters: how many a model has; None if its weights are not in a folder here, or that isn't recorded.
+        paths: its paths in the order of the configuration.
+        name: the name of a reward's function; None for a model or data.
+        hash: a hash by which the content is told apart (`content.py`); None if the content could not be read, or the
+            record is older than the hash.
+        parameters: the number of a model's parameters; None for data or a reward, and if its weights were not in a
+            folder of the driver's machine.
     """
 
     paths: tuple[str, ...] = ()
@@ -230,7 +238,7 @@ class Resumption:
     Args:
         mode: verl's resume_mode: disable for none, auto for the newest in the run's folder, if there is one, and
             resume_path for the one at `path`.
-        path: of the checkpoint that the configuration names; None if it names none.
+        path: the path of the checkpoint that the configuration names; None if it names none.
     """
 
     mode: str | None = None
@@ -247,10 +255,11 @@ class ReceiptResult:
     """What the worker's receipt found in the first rollout batch.
 
     Args:
-        difference: the largest between a gradient and the announced one, as a share of a token's; None until the
-            metrics of the first rollout batch are logged, and where nothing finite could be compared.
-        tolerance: the difference up to which rounding in the engine's precision explains it; None if that is unknown.
-        failed: the number of checks that didn't hold; None until then, or if the worker doesn't count them.
+        difference: the largest difference between a gradient and the announced one, as a share of a token's gradient;
+            None until the metrics of the first rollout batch are logged, and if nothing finite could be compared.
+        tolerance: the largest difference that rounding in the engine's precision explains; None if that is unknown.
+        failed: the number of checks that did not hold; None until those metrics are logged, or if the worker does not
+            count them.
     """
 
     difference: float | None = None
@@ -263,29 +272,30 @@ class RunRecord:
     """What a run is. None, or an empty mapping, stands for what is not known.
 
     Args:
-        schema: of the form of the file.
-        started: when, as year-month-day hour:minute and time zone.
-        commit: of the checkout that the plugin ran from.
-        versions: distribution to version.
-        line: what the run printed of itself.
+        schema: the number of the form of the file.
+        started: when the run started, as year-month-day hour:minute and time zone.
+        commit: the commit of the checkout that the plugin ran from.
+        versions: the versions of distributions by name.
+        line: the line that the run printed of itself.
         loss, trainer, batch, schedule, length, seeds: see their classes.
-        estimator: of the advantages, verl's name for it.
+        estimator: verl's name for the estimator of the advantages.
         aggregation: verl's loss_agg_mode.
         scale_factor: verl's loss_scale_factor, by which seq-mean-token-sum-norm divides.
         correction, optimizer, terms, sampling, limits: see their classes.
-        rollout, training: the engines.
+        rollout: the engine that samples.
+        training: the engine that trains.
         machines: see its class.
-        model, critic, data, validation, reward: what the run reads; the model's tokenizer, if it is elsewhere, is its
-            second path.
+        model, critic, data, validation, reward: what the run reads. If the model's tokenizer is elsewhere, it is the
+            second path of `model`.
         resumption: see its class.
-        start: the checkpoint that the run began from; no path where it began from the model.
-        files: of each other file or model that the configuration names, by its dotted key, a hash of the content; None
-            for one that could not be read.
+        start: the checkpoint that the run began from; without a path if it began from the model.
+        files: by dotted key, a hash of the content of each other file or model that the configuration names; None if it
+            could not be read.
         receipt: see its class.
-        untested: the run's options that no test has run.
-        identity: hashes of the settings, of the plugin's files and of a loss of the user's own, in the driver.
-        configuration_hash: of a run whose file has only parts of its configuration, the whole one's.
-        configuration: dotted key to what is kept of its value, see `kept_values`.
+        untested: the run's options that no test has passed.
+        identity: the driver's hashes of the settings, of the plugin's files and of a loss of the user's own.
+        configuration_hash: the hash of the whole configuration, in a record that has only parts of it.
+        configuration: what is kept of the configuration's values, by dotted key (`kept_values.py`).
     """
 
     schema: int = SCHEMA
@@ -325,16 +335,18 @@ class RunRecord:
     configuration: Mapping[str, Any] = field(default_factory=dict)
 
     def kept(self, key: str) -> Any:
-        """Return what stands at a key of the configuration that a reader's text names; None if nothing does.
+        """Return what is kept of a key's value; None if the record lacks the key.
+
+        It is for keys that a text of a reader names, such as a table's. A key by which a program decides has a field.
 
         Args:
-            key: dotted. What a reader itself looks at has a field.
+            key: the dotted key.
         """
         return self.configuration.get(key)
 
     @property
     def aggregation_mode(self) -> str:
-        """Return verl's loss_agg_mode, which is token-mean where nothing says it."""
+        """Return verl's loss_agg_mode, or its default, token-mean, if the record lacks it."""
         return self.aggregation or "token-mean"
 
 
@@ -342,9 +354,9 @@ def record_of(configuration: Mapping[str, Any], header: Mapping[str, Any] = EMPT
     """Derive a run's record from its configuration.
 
     Args:
-        configuration: as verl prints it, nested or by dotted key; it may lack any key.
-        header: what an older file of the run says besides: `started`, `commit`, `versions`, `accelerators`,
-            `reward_hash`, `config_hash`.
+        configuration: the configuration as verl prints it, nested or by dotted key; it may lack any key.
+        header: the other keys that a record without a number may have: `started`, `commit`, `versions`,
+            `accelerators`, `reward_hash`, `config_hash`.
     """
     given = keys.flat(configuration)
     handed = handed_over(given)
@@ -370,10 +382,10 @@ def record_of(configuration: Mapping[str, Any], header: Mapping[str, Any] = EMPT
 
 
 def fields_of(values: Mapping[str, Any]) -> RunRecord:
-    """Return a record with what verl's keys and the clipx node say, and nothing else.
+    """Return a record with those fields that verl's keys and the clipx node say.
 
     Args:
-        values: dotted key to value, as a configuration or a record has them; it may lack any key.
+        values: the leaves of a configuration, or what a record keeps of them, by dotted key; any key may be missing.
     """
     get = values.get
     training = training_of(values)
@@ -427,7 +439,7 @@ def fields_of(values: Mapping[str, Any]) -> RunRecord:
         rollout=Engine(
             name=get(keys.ENGINE_NAME),
             precision=PRECISIONS.get(str(get(keys.ROLLOUT_PRECISION)), get(keys.ROLLOUT_PRECISION)),
-            parallel=_given(values, {"tensor": keys.TENSOR_PARALLEL}),
+            parallel=_values_that_are_set(values, {"tensor": keys.TENSOR_PARALLEL}),
         ),
         training=training,
         machines=Machines(
@@ -446,11 +458,11 @@ def fields_of(values: Mapping[str, Any]) -> RunRecord:
 
 
 def recorded_line(line: str | None, folder: str | None) -> str | None:
-    """Return the line of a run without the folder of its traces, which is a text of the user's; None without a line.
+    """Return the line of a run as the record keeps it: without the folder of its traces, a text of the user's.
 
     Args:
-        line: as the run printed it.
-        folder: of the traces, None without any.
+        line: the line that the run printed; None if there is none, and then None is returned.
+        folder: the folder of the traces that the clipx node names; None if it names none.
     """
     if line is not None and folder:
         line = line.replace(str(folder), "…")
@@ -458,24 +470,25 @@ def recorded_line(line: str | None, folder: str | None) -> str | None:
 
 
 def handed_over(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the driver had resolved when the run started, by dotted key as in a record; empty without it.
+    """Return what the driver had resolved when the run started, by dotted key below the record.
 
     Args:
-        configuration: dotted key to value, with the plugin's node in verl's, `keys.FACTS`.
+        configuration: the configuration's leaves by dotted key. If it lacks the plugin's node `keys.FACTS`, the result
+            is empty.
     """
     node = keys.below(configuration, keys.FACTS)
-    # Older versions had no record there.
+    # Older versions had the record's fields in the node itself.
     return keys.below(node, "record") or node
 
 
 def resolved_loss(loss: Loss, handed: Mapping[str, Any]) -> Loss:
-    """Return a record's loss with what only the start of the run could tell of it.
+    """Return a record's loss with those fields that only the start of the run could tell.
 
     Args:
-        loss: as the configuration's other keys say.
-        handed: as of `handed_over`.
+        loss: the loss as the configuration's other keys say it.
+        handed: what the driver had resolved, from `handed_over`.
     """
-    # Older versions had these fields beside the others.
+    # Older versions had these fields directly in the node.
     resolved = keys.below(handed, "loss") or handed
     group = resolved.get("group")
     return dataclasses.replace(
@@ -490,11 +503,11 @@ def loss_of(values: Mapping[str, Any]) -> Loss:
     """Return the loss that a configuration chooses, as far as verl's keys and the clipx node say it.
 
     Args:
-        values: dotted key to value.
+        values: the leaves of a configuration, or what a record keeps of them, by dotted key.
     """
     node = keys.below(values, NODE)
     modifiers = {name: keys.below(node, name) for name in MODIFIERS}
-    others = {
+    parameters = {
         key: value
         for key, value in node.items()
         if key.partition(".")[0] not in (*MODIFIERS, *CHOOSES_LOSS) and not key.endswith("_target_")
@@ -503,15 +516,20 @@ def loss_of(values: Mapping[str, Any]) -> Loss:
         mode=values.get(keys.LOSS_MODE),
         method=node.get("method"),
         function=node.get("function"),
-        parameters=others,
+        parameters=parameters,
         modifiers={name: chosen for name, chosen in modifiers.items() if chosen},
-        widths=_given(values, {name: f"{keys.ACTOR}.{name}" for name in keys.CLIP_KEYS}),
+        widths=_values_that_are_set(values, {name: f"{keys.ACTOR}.{name}" for name in keys.CLIP_KEYS}),
         uncompiled_by=next((key for key in keys.TORCH_COMPILE if values.get(key) is False), None),
     )
 
 
 def with_hashed_texts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return verl's clip keys with their values, which are numbers, and with the hash of any text."""
+    """Return values with the hash of each text in its place, except the names of keys.
+
+    Args:
+        values: what a loss has taken over or does not use, by dotted key. The values are numbers but for a mistake of
+            the user's.
+    """
     kept: dict[str, Any] = {}
     for name, value in values.items():
         is_key = name.rpartition(".")[2] == "key"
@@ -520,13 +538,21 @@ def with_hashed_texts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kept_option(option: str) -> str:
-    """Return an option of a run that no test has run, a sentence or `key=value`, as the record keeps it."""
-    key, mark, value = option.partition("=")
-    return f"{key}={kept_value(key, value)}" if mark else option
+    """Return an untested option as the record keeps it.
+
+    Args:
+        option: the option's name, or key=value, of which the value may become a hash.
+    """
+    key, separator, value = option.partition("=")
+    return f"{key}={kept_value(key, value)}" if separator else option
 
 
 def training_of(values: Mapping[str, Any]) -> Engine:
-    """Return the engine that trains; `values`: dotted key to value."""
+    """Return the engine that trains.
+
+    Args:
+        values: the leaves of a configuration by dotted key.
+    """
     name = values.get(keys.STRATEGY)
     precision = values.get(keys.TRAINING_PRECISION.get(name, keys.MIXED_PRECISION))
     if precision is None and name in FSDP:
@@ -538,11 +564,13 @@ def training_of(values: Mapping[str, Any]) -> Engine:
             "pipeline": keys.MEGATRON_PIPELINE_PARALLEL,
             "context": keys.MEGATRON_CONTEXT_PARALLEL,
         }
-    return Engine(name=name, precision=PRECISIONS.get(str(precision), precision), parallel=_given(values, parallel))
+    return Engine(
+        name=name, precision=PRECISIONS.get(str(precision), precision), parallel=_values_that_are_set(values, parallel)
+    )
 
 
 def reward_of(values: Mapping[str, Any]) -> Content:
-    """Return the reward function of the user's own that a configuration names; no path if it names none."""
+    """Return the user's own reward function that a configuration names; without a path if it names none."""
     for node in keys.REWARD_FUNCTIONS:
         function = keys.below(values, node)
         if function.get("path"):
@@ -551,23 +579,25 @@ def reward_of(values: Mapping[str, Any]) -> Content:
 
 
 def paths_of(value: Any) -> tuple[str, ...]:
-    """Return the paths that a key has, which may be a list of them or one; none where it is empty."""
+    """Return the paths in the value of a key, which is a path or a list of paths; empty if the value is."""
     if not value:
         return ()
-    return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
+    if isinstance(value, list | tuple):
+        return tuple(map(str, value))
+    return (str(value),)
 
 
 def as_json(record: RunRecord) -> dict[str, Any]:
-    """Return a record as plain nested values, as its file has them."""
+    """Return a record as nested dictionaries of plain values, as its file has them."""
     return dataclasses.asdict(record)
 
 
 def read_record(content: Mapping[str, Any], where: str) -> RunRecord:
-    """Return the record in a file's content, of this form or of an older one without a number.
+    """Return the record in a file, of this form or of an older one.
 
     Args:
-        content: the file's object.
-        where: names the file in an error.
+        content: the object in the file.
+        where: the name of the file in an error.
 
     Raises:
         ValueError: the record is of a newer form, or a field has a value of another type.
@@ -580,7 +610,7 @@ def read_record(content: Mapping[str, Any], where: str) -> RunRecord:
             f"{where}: a record of form {schema!r:.20}, and this version of verl-clipx reads forms up to {SCHEMA}. "
             "Read it with the version that wrote it, or a newer one; or remove it to read the log without it."
         )
-    record = _built(RunRecord, content, where)
+    record = _build(RunRecord, content, where)
     if schema == 1:
         return with_hashes(record)
     if schema == 2:
@@ -589,7 +619,7 @@ def read_record(content: Mapping[str, Any], where: str) -> RunRecord:
 
 
 def with_later_fields(before: RunRecord) -> RunRecord:
-    """Return a record of form 2 with the fields that form 3 adds, by what it keeps of its configuration."""
+    """Return a record of form 2 with the fields that form 3 adds, derived from what it keeps of its configuration."""
     derived = fields_of(before.configuration)
     return dataclasses.replace(
         before,
@@ -618,37 +648,48 @@ def with_hashes(before: RunRecord) -> RunRecord:
     return dataclasses.replace(record, **contents, files=before.files, start=before.start, receipt=before.receipt)
 
 
-def _built(kind: type, content: Any, where: str) -> Any:
-    """Build a class of the record from plain values; fields that this version doesn't know are left out."""
+def _build(kind: type, content: Any, where: str) -> Any:
+    """Return an instance of a class of the record from plain values. Unknown fields are left out.
+
+    Args:
+        kind: the class, `RunRecord` or that of one of its fields.
+        content: the values by field, nested.
+        where: the name of the file in an error, with the field.
+
+    Raises:
+        ValueError: `content` is no mapping, or a field has a value of another type.
+    """
     if not isinstance(content, Mapping):
         raise ValueError(f"{where}: not a record ({content!r:.40}); remove it to read the log without it.")
     given: dict[str, Any] = {}
-    for place in dataclasses.fields(kind):
-        if place.name not in content:
+    for record_field in dataclasses.fields(kind):
+        name = record_field.name
+        if name not in content:
             continue
-        value = content[place.name]
-        part = PARTS.get((kind, place.name))
-        if part is not None and value is not None:
-            value = _built(part, value, f"{where}: {place.name}")
-        elif isinstance(value, list) and place.name != "configuration":
+        value = content[name]
+        class_of_field = CLASS_BY_FIELD.get((kind, name))
+        if class_of_field is not None and value is not None:
+            value = _build(class_of_field, value, f"{where}: {name}")
+        elif isinstance(value, list) and name != "configuration":
             value = tuple(value)
-        given[place.name] = value
+        given[name] = value
     try:
         return kind(**given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}; remove it to read the log without it.") from None
 
 
-# The fields that are classes themselves.
-PARTS: dict[tuple[type, str], type] = {
-    (RunRecord, place.name): place.default_factory
-    for place in dataclasses.fields(RunRecord)
-    if dataclasses.is_dataclass(place.default_factory)
+# The class of each field that is a dataclass itself.
+CLASS_BY_FIELD: dict[tuple[type, str], type] = {
+    (RunRecord, record_field.name): record_field.default_factory
+    for record_field in dataclasses.fields(RunRecord)
+    if dataclasses.is_dataclass(record_field.default_factory)
 }
 
 
-def _given(values: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    return {name: values[key] for name, key in places.items() if values.get(key) is not None}
+def _values_that_are_set(values: Mapping[str, Any], key_by_name: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of keys by the keys' short names, without those that are missing or None."""
+    return {name: values[key] for name, key in key_by_name.items() if values.get(key) is not None}
 
 
 def _list(value: Any) -> list[Any]:

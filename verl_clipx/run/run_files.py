@@ -19,16 +19,16 @@ from verl_clipx.run.keys import (
 )
 
 METRICS = "metrics.jsonl"
-# In a run's folder, trainer.validation_data_dir as the recipes set it.
+# The folder in a run's folder to which the recipes set trainer.validation_data_dir.
 VALIDATION = "validation"
 LOG_VARIABLE = "VERL_FILE_LOGGER_PATH"
 STEP_FOLDER = re.compile(r"global_step_(\d+)")
-# verl's file with the step of the last checkpoint; verl writes it once the rest of the checkpoint is there.
+# verl's file with the step of the last checkpoint. verl writes it when the rest of the checkpoint is complete.
 LATEST = "latest_checkpointed_iteration.txt"
 
 
 def log_path(config: Mapping[str, Any]) -> Path:
-    """Return where verl's file logger writes, by the environment variables and names that it reads."""
+    """Return the file that verl's file logger writes, by the environment variables and the keys that it reads."""
     if LOG_VARIABLE in os.environ:
         return Path(os.environ[LOG_VARIABLE])
     root = Path(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")).expanduser()
@@ -38,13 +38,17 @@ def log_path(config: Mapping[str, Any]) -> Path:
 def logs_to_file(config: Mapping[str, Any]) -> bool:
     """Return whether a run writes verl's file log."""
     loggers = value_at(config, LOGGERS) or ()
-    return "file" in ([loggers] if isinstance(loggers, str) else loggers)
+    if isinstance(loggers, str):
+        return loggers == "file"
+    return "file" in loggers
 
 
 def own_log_path(config: Mapping[str, Any]) -> Path | None:
-    """Return where the plugin keeps a run's log: verl's file log, or without one in trainer.default_local_dir.
+    """Return the file in which the plugin keeps a run's log: verl's file log, or else one in trainer.default_local_dir.
 
-    None if the run lacks the node clipx or says clipx.log=false, and where the log is a pipe or a device.
+    Returns:
+        The file, which need not exist; None without a clipx node, with clipx.log=false, without a folder, and if the
+        log is no regular file, such as a pipe or a device.
     """
     node = config.get("clipx")
     if not node or not node.get("log", True):
@@ -60,12 +64,12 @@ def own_log_path(config: Mapping[str, Any]) -> Path | None:
 
 
 def record_path(log: Path) -> Path:
-    """Return the record of a log's run, beside the log."""
+    """Return the path of the run's record, which is beside the log."""
     return log.with_suffix(".run.json")
 
 
 def lock_path(log: Path) -> Path:
-    """Return the lock of a log's run, beside the log."""
+    """Return the path of the run's lock, which is beside the log."""
     return log.with_suffix(".lock")
 
 
@@ -75,16 +79,18 @@ def traces_path(log: Path) -> Path:
 
 
 def checkpoint_step(path: str | Path | None) -> int:
-    """Return a checkpoint's step by its path, verl's folder `global_step_<N>` or one in it; 0 if the path names none.
+    """Return the step of a checkpoint by its path; 0 if the path names no step.
 
-    Folders above it may have such a name too: like verl (trainer_base.py, `_load_checkpoint`), this goes by the last.
+    Args:
+        path: verl's folder global_step_<N>, or a folder in it. If folders above it have such a name too, the last name
+            counts, as in verl (trainer_base.py, `_load_checkpoint`).
     """
     steps = STEP_FOLDER.findall(str(path))
     return int(steps[-1]) if steps else 0
 
 
 def resumed_step(config: Mapping[str, Any]) -> int:
-    """Return the step of the checkpoint that a run continues from, found as verl finds it; 0 if there is none."""
+    """Return the step of the checkpoint that a run continues from, as verl finds it; 0 if there is none."""
     mode = value_at(config, RESUME_MODE)
     if mode == NAMED_CHECKPOINT:
         return checkpoint_step(value_at(config, RESUME_PATH))
@@ -92,5 +98,5 @@ def resumed_step(config: Mapping[str, Any]) -> int:
     if mode != "auto" or not (folder / LATEST).exists():
         return 0
     step = read_whole_number(folder / LATEST)
-    # Without the folder verl trains from scratch.
+    # If the checkpoint's folder is missing, verl trains from scratch.
     return step if (folder / f"global_step_{step}").exists() else 0

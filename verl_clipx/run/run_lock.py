@@ -9,19 +9,22 @@ from pathlib import Path
 # How long a start waits for a lock: a driver that was killed may need a minute to end, and with it its lock.
 PATIENCE = 90.0
 
-# Of a file system that has no locks, as some of clusters do.
+# The errors of a file system without locks, as some clusters have.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
-# The locks of this process, by the path of their files.
+# The descriptors of the locked files of this process, by their paths.
 _held: dict[Path, int] = {}
 
 
 class FolderInUse(RuntimeError):
-    """Another run holds the lock; the message says of which log and what to do."""
+    """Another run holds the lock. The message names the lock's file, and says what to do."""
 
 
 def take_lock(path: Path) -> bool:
-    """Take a lock on a file until `release` or the end of this process; the file stays.
+    """Take a lock on a file, which lasts until `release` or the end of this process. The file stays.
+
+    Args:
+        path: the file; it is created with its folder if it does not exist.
 
     Returns:
         Whether this process holds the lock; False where the file system cannot lock files.
@@ -34,15 +37,15 @@ def take_lock(path: Path) -> bool:
         return True
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    end = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE
     has_said_so = False
     try:
         while not _lock(file):
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise FolderInUse(BUSY.format(path=path, patience=PATIENCE))
             if not has_said_so:
                 print(WAITS.format(path=path, patience=PATIENCE), flush=True)
-            has_said_so = True
+                has_said_so = True
             time.sleep(1)
         _held[path] = file
     except OSError as error:
@@ -55,7 +58,7 @@ def take_lock(path: Path) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a run holds a lock; False where its file is missing, True where the file system has no locks."""
+    """Return whether a run holds the lock on a file; False if there is no file, True if this cannot be found out."""
     try:
         file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -63,6 +66,7 @@ def is_held(path: Path) -> bool:
     try:
         return not _lock(file, fcntl.LOCK_SH)
     except OSError:
+        # The file system has no locks.
         return True
     finally:
         os.close(file)
@@ -75,6 +79,7 @@ def release() -> None:
 
 
 def _lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
+    # Returns at once: whether this process now has the lock.
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

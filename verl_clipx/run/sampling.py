@@ -12,11 +12,11 @@ class Sampling:
     """How the rollout engine turns logits into tokens.
 
     Args:
-        temperature: the logits' divisor.
-        top_p, top_k, min_p: what truncates the distribution; top_k below 1 truncates nothing.
+        temperature: the number by which the logits are divided.
+        top_p, top_k, min_p: the settings that truncate the distribution; top_k below 1 truncates nothing.
         returns_log_probs: whether the engine returns the log-probabilities of its tokens.
-        log_probs: which ones, its logprobs_mode.
-        log_probs_of_vllm: the same among the arguments of vLLM itself, which go before `log_probs` there.
+        log_probs: the kind of these log-probabilities, verl's logprobs_mode.
+        log_probs_of_vllm: the same setting among the arguments of vLLM itself, for which it wins over `log_probs`.
     """
 
     temperature: float | None = None
@@ -29,26 +29,28 @@ class Sampling:
 
     @property
     def truncates(self) -> dict[str, float]:
-        """Return the settings that cut the distribution, by their names."""
-        cuts: dict[str, float] = {}
+        """Return the values of those settings that truncate the distribution, by their names."""
+        truncating: dict[str, float] = {}
         if is_number(self.top_p) and self.top_p < 1:
-            cuts["top_p"] = self.top_p
+            truncating["top_p"] = self.top_p
         if is_number(self.top_k) and self.top_k > 0:
-            cuts["top_k"] = self.top_k
+            truncating["top_k"] = self.top_k
         if is_number(self.min_p) and self.min_p > 0:
-            cuts["min_p"] = self.min_p
-        return cuts
+            truncating["min_p"] = self.min_p
+        return truncating
 
 
 @dataclass(frozen=True)
 class Correction:
-    """verl's rollout correction.
+    """verl's rollout correction: importance weights and rejection of samples, and bypass mode.
 
     Args:
         bypass: whether old_log_probs are the rollout's own.
-        weights, weights_threshold: the kind of importance weights and their cap.
+        weights: the kind of importance weights, verl's rollout_is; None without weights.
+        weights_threshold: the cap on these weights.
         weights_normalised: whether these weights are divided by their mean over the batch.
-        rejection, rejection_threshold: the kind of rejection and its bound.
+        rejection: the kind of rejection, verl's rollout_rs; None without rejection.
+        rejection_threshold: the bound beyond which it rejects.
     """
 
     bypass: bool | None = None
@@ -60,10 +62,10 @@ class Correction:
 
     @property
     def rejects_in_loss(self) -> bool:
-        """Return whether the loss itself has to reject: in bypass mode verl's trainer does not."""
+        """Return whether the loss itself has to reject, because verl's trainer does not do it in bypass mode."""
         return bool(self.bypass) and self.rejection is not None
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value of a configuration is a number."""
+    """Return whether a value of a configuration is a number. True and False are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)

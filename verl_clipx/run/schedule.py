@@ -1,4 +1,4 @@
-"""Plans the updates on a rollout batch: passes, updates, where bounds come from, extra passes.
+"""Plans the updates on a rollout batch: passes, updates, the tokens behind the bounds, extra passes.
 
 A run's schedule is made once, when its configuration is resolved, and the record keeps it. The worker's planner, the
 line, `clipx explain`, the receipt, replay, the page and the papers' presets read it. Importing this is cheap.
@@ -17,12 +17,17 @@ from verl_clipx.run.trainer import trainer_of
 if TYPE_CHECKING:
     from verl_clipx.run.config import Observe, Settings
 
-# From Lopti's order to the names of its passes over a rollout batch.
+# The names of Lopti's passes over a rollout batch, by `clipx.update.order`.
 PASSES = {"low_first": ("low", "high"), "high_first": ("high", "low"), "low_only": ("low",)}
 
 
 def position(update: int, name: str | None = None) -> str:
-    """Return the name of an update within its rollout batch; `name` is that of Lopti's pass."""
+    """Return the name of an update within its rollout batch, such as update_0 or low/update_0.
+
+    Args:
+        update: the number of the update, from 0.
+        name: the name of Lopti's pass; None without Lopti.
+    """
     return f"{name}/update_{update}" if name else f"update_{update}"
 
 
@@ -31,17 +36,18 @@ class Schedule:
     """The optimizer updates on each rollout batch of a run.
 
     Args:
-        updates: of one pass over a rollout batch as the worker gets it; None if unknown.
-        batches_a_step: how many rollout batches, as the worker gets them, are one logged step and one weight version.
-        passes: the names of Lopti's passes in their order; empty without Lopti, where there is one pass.
+        updates: the number of updates in one pass over a rollout batch as the worker gets it; None if unknown.
+        batches_a_step: how many rollout batches, as the worker gets them, make one logged step and one weight version.
+        passes: the names of Lopti's passes in their order; empty without Lopti, with which there is a single pass.
         starts_at_ratio_one: whether old_log_probs are of the weights that the first update starts from.
         bounds: the tokens that bounds are decided from.
-        bounds_of_first: those of the first update on a rollout batch.
-        bounds_without_past: those under scope=lagged, until the same update of an earlier rollout batch is known.
+        bounds_of_first: the tokens that the bounds of the first update on a rollout batch are decided from.
+        bounds_without_past: the tokens that bounds are decided from under scope=lagged, as long as the same update of
+            an earlier rollout batch is not known.
         selects_by_pass: whether each update needs the extra pass because of its entropy selection.
-        counts: the numbers of tokens that the ranks sum before an update: "counted", where the loss's own tokens are
-            fewer than verl's, and "selected".
-        second_stage: whether statistics have a second stage, with a sum of its own.
+        counts: the numbers of tokens that the ranks add up before an update: "counted" if the loss counts fewer tokens
+            than verl, and "selected" if only a selection of the tokens is trained.
+        second_stage: whether the statistics behind the bounds have a second stage, which the ranks add up apart.
     """
 
     updates: int | None = None
@@ -56,7 +62,7 @@ class Schedule:
     second_stage: bool = False
 
     def __post_init__(self) -> None:
-        # As a node of a configuration gives them.
+        # A node of a configuration has lists and texts in place of tuples and `DecidedFrom`.
         for name in ("passes", "counts"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("bounds", "bounds_of_first", "bounds_without_past"):
@@ -64,12 +70,12 @@ class Schedule:
 
     @property
     def updates_on_batch(self) -> int | None:
-        """Return the updates of all passes over a rollout batch as the worker gets it; None if unknown."""
+        """Return the number of updates of all passes over a rollout batch as the worker gets it; None if unknown."""
         return self.updates and self.updates * max(len(self.passes), 1)
 
     @property
     def updates_a_step(self) -> int | None:
-        """Return the updates of a logged step; None if unknown."""
+        """Return the number of updates of a logged step; None if unknown."""
         return self.updates_on_batch and self.updates_on_batch * self.batches_a_step
 
     @property
@@ -81,7 +87,7 @@ class Schedule:
         """Return the tokens that an update's bounds are decided from.
 
         Args:
-            update: its name within its rollout batch, by `position`.
+            update: the update's name within its rollout batch, by `position`.
             past: whether the same update of an earlier rollout batch is known.
         """
         if self.bounds is DecidedFrom.LAGGED and not past:
@@ -97,7 +103,7 @@ class Schedule:
 
     @property
     def extra_passes(self) -> str:
-        """Return in words which updates of the configuration have an extra pass; an empty text if none has."""
+        """Return in words which of the updates that the configuration gives have an extra pass; empty if none has."""
         first_pass = self.passes[0] if self.passes else None
         if self.makes_extra_pass(position(0, first_pass), past=True):
             return "before each update"
@@ -117,7 +123,7 @@ def schedule_of(values: keys.Values, settings: "Settings | Observe | None" = Non
 
     Args:
         values: the keys of `keys.READ` with their values.
-        settings: its clipx node, built; None for what verl's keys alone determine.
+        settings: the run's clipx node, built; None if only what verl's keys determine is wanted.
     """
     trainer = trainer_of(values)
     # The v1 trainer cuts a rollout batch into parts and calls the worker once for each.
@@ -125,7 +131,7 @@ def schedule_of(values: keys.Values, settings: "Settings | Observe | None" = Non
     if trainer.is_v1:
         parts = values.get(keys.SYNC_STEP) or 1
     counts: tuple[str, ...] = ()
-    # Outside of bypass mode verl rejects tokens before the updates, so that fewer count than verl's own number says.
+    # Outside bypass mode verl rejects tokens before the updates. verl's own number of tokens still includes them.
     if values.get(keys.ROLLOUT_RS) is not None and not values.get(keys.BYPASS):
         counts = ("counted",)
     schedule = Schedule(
@@ -140,7 +146,12 @@ def schedule_of(values: keys.Values, settings: "Settings | Observe | None" = Non
 
 
 def updates_of(values: keys.Values, parts: int) -> int | None:
-    """Return the optimizer updates of one pass over a part of a rollout batch, or None if unknown."""
+    """Return the number of optimizer updates of one pass over a part of a rollout batch; None if unknown.
+
+    Args:
+        values: the keys of `keys.READ` with their values.
+        parts: how many parts the trainer divides a rollout batch into.
+    """
     epochs = values.get(keys.EPOCHS) or 1
     at_once = values.get(keys.MINI_BATCHES_AT_ONCE)
     if at_once:
@@ -154,10 +165,10 @@ def updates_of(values: keys.Values, parts: int) -> int | None:
 
 
 def with_settings(schedule: Schedule, settings: "Settings", values: keys.Values) -> Schedule:
-    """Return a schedule with what the plugin's part in the run determines of it.
+    """Return a schedule with those fields that the clipx node determines.
 
     Args:
-        schedule: what verl's keys alone determine.
+        schedule: the schedule as verl's keys alone determine it.
         settings: the run's clipx node, built.
         values: the keys of `keys.READ` with their values.
     """
@@ -169,8 +180,8 @@ def with_settings(schedule: Schedule, settings: "Settings", values: keys.Values)
         counts = ("counted",)
     select = settings.select
     rejects_in_loss = bool(values.get(keys.BYPASS)) and values.get(keys.ROLLOUT_RS) is not None
-    # A threshold over the mini-batch is known only from a pass. So is the number of tokens that a selection within each
-    # sequence keeps, where the loss rejects by the current weights.
+    # A selection over the mini-batch needs a pass for its threshold. A selection within each sequence needs one for the
+    # number of tokens that it keeps, if the loss rejects some of them by the current weights.
     selects_by_pass = select is not None and (select.over == "mini_batch" or rejects_in_loss)
     if select is not None and not selects_by_pass:
         counts = (*counts, "selected")
@@ -188,14 +199,14 @@ def bounds_fields(schedule: Schedule, settings: "Settings", *, trains_all_in_one
     """Return those fields of `Schedule` that say from which tokens bounds are decided.
 
     Args:
-        schedule: what verl's keys alone determine.
+        schedule: the schedule as verl's keys alone determine it.
         settings: the run's clipx node, built.
-        trains_all_in_one_pass: whether there is one pass over a rollout batch, as without Lopti.
+        trains_all_in_one_pass: whether there is a single pass over a rollout batch, as without Lopti.
 
     Returns:
-        The fields by name, without those that keep their default, each micro-batch.
+        The fields by name. A field that keeps its default, the tokens of each micro-batch, is left out.
     """
-    # Fixed bounds keep the default too, though they depend on no token.
+    # Fixed bounds keep the default too, although they depend on no token.
     if not settings.adaptive or settings.scope == "micro_batch":
         return {}
     # `asks_for` names the tensors that the method reads beside the log-probabilities. Where it reads the entropy of the
@@ -209,7 +220,7 @@ def bounds_fields(schedule: Schedule, settings: "Settings", *, trains_all_in_one
             "bounds_of_first": DecidedFrom.LAGGED,
             "bounds_without_past": at_ratio_one,
         }
-    # A single update that starts at ratio 1 needs no extra pass. One that the selection makes anyway is used.
+    # A single update that starts at ratio 1 needs no extra pass. If the selection makes one anyway, it is used.
     starts_at_ratio_one = trains_all_in_one_pass and schedule.only_at_ratio_one
     bounds_of_first = DecidedFrom.MINI_BATCH
     if starts_at_ratio_one and not settings.selects_over_mini_batch:
@@ -218,15 +229,23 @@ def bounds_fields(schedule: Schedule, settings: "Settings", *, trains_all_in_one
 
 
 def counted_schedule(values: keys.Values, order: str | None) -> Schedule:
-    """Return as much of a schedule as verl's keys and Lopti's order, `clipx.update.order`, determine: the counts."""
+    """Return a schedule with only those fields that follow from verl's keys and from Lopti's order.
+
+    Args:
+        values: the keys of `keys.READ` with their values.
+        order: Lopti's order, `clipx.update.order`; None without Lopti.
+    """
     return dataclasses.replace(schedule_of(values), passes=PASSES.get(order, ()))
 
 
 def recorded_schedule(configuration: Mapping[str, Any]) -> Schedule:
-    """Return the schedule of a run from its recorded configuration, by dotted key.
+    """Return the schedule of a run from its recorded configuration.
 
-    A record of an older version, or of a run without the plugin, has no schedule, but the keys that its counts follow
-    from.
+    The record of an older version, or of a run without the plugin, has no schedule. Then the numbers follow from the
+    other keys, as `counted_schedule` returns them.
+
+    Args:
+        configuration: the recorded configuration's leaves by dotted key.
     """
     field_names = {field.name for field in dataclasses.fields(Schedule)}
     # The second is where older versions had it.

@@ -1,8 +1,10 @@
-"""Reads what has run where from the files in docs/results/cpu and docs/results/gpu, which the wheel has as results.
+"""Reads what has run where, from the files in docs/results/cpu and docs/results/gpu, which a wheel has in `results`.
 
-docs/support.md lists what is in them (scripts/key_tables.py). An option that no test has run anywhere is named in a
-run's line, and its receipt only warns. A file has the device's name, its kind (cpu or cuda) and parts, each with its
-outcome, commit and date, and perhaps `options`, each with its outcome, and `runs`, of the form of `shape_of`.
+docs/support.md lists what is in these files (scripts/key_tables.py). If a run has an option that no test has passed
+anywhere, its line names the option, and its receipt only warns.
+
+There is a file for each device, with the device's name, its kind (cpu or cuda) and parts. A part has an outcome, a
+commit and a date. It may have `options`, each with an outcome, and `runs`, each of the form of `shape_of`.
 """
 
 import functools
@@ -14,15 +16,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.common.files import read_json
 from verl_clipx.run import keys
+from verl_clipx.run.sampling import is_number
 
 PACKAGE = Path(__file__).resolve().parents[1]
 PASSED = "passed"
 
 
 def find_results() -> Path:
-    """Return the folder of the results: inside the package in a wheel, in docs in a checkout.
+    """Return the folder of the results: `results` in the package in a wheel, docs/results in a checkout.
 
-    Where there is neither, it is the package's folder, in which no file is found.
+    If there is neither, the package's folder is returned, in which no results are found.
     """
     for folder in (PACKAGE / "results", PACKAGE.parent / "docs/results"):
         if folder.is_dir():
@@ -32,7 +35,7 @@ def find_results() -> Path:
 
 RESULTS = find_results()
 
-# From keys of which every run has one value to the names of options by value. Another value has run nowhere.
+# Keys that have a value in every run. By key and value, the name of the option. A value without a name has run nowhere.
 NAMED: Mapping[str, Mapping[Any, str]] = {
     keys.STRATEGY: {"fsdp2": "FSDP2", "fsdp": "FSDP1", "megatron": "Megatron"},
     keys.ENGINE_NAME: {"vllm": "vLLM", "cpu": "the CPU's rollout", "sglang": "SGLang"},
@@ -47,12 +50,12 @@ NAMED: Mapping[str, Mapping[Any, str]] = {
 
 
 def takes_images(path: str | None) -> bool:
-    """Return whether a model takes more than text; False if its configuration is not on this machine."""
+    """Return whether a model takes more than text; False if the model's configuration is not on this machine."""
     config = keys.read_model_config(path)
     return config is not None and config.get_text_config() is not config
 
 
-# From options to the keys of a run that has them, with the value of each or a test of it.
+# By the name of an option, the keys of a run that has it, each with its value or with a test of its value.
 OPTIONS: Mapping[str, Mapping[str, bool | Callable[[Any], bool]]] = {
     "QAT": {keys.QAT: True},
     "multi-token prediction": {keys.MTP: True},
@@ -75,14 +78,17 @@ OPTIONS: Mapping[str, Mapping[str, bool | Callable[[Any], bool]]] = {
 
 @functools.cache
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Return the content of every file on a device, the CPUs' first."""
+    """Return the content of every device's file, beginning with the CPUs'."""
     return [read_json(path) for kind in ("cpu", "gpu") for path in sorted((folder / kind).glob("*.json"))]
 
 
 def options_of(record: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the options of a device's tests, each with its outcome and perhaps a note.
+    """Return the options that a device's tests have run, by name, each with its outcome and perhaps a note.
 
-    Several parts may have run an option. It has failed if one of them failed it.
+    Several parts may have run an option. If it failed in one of them, its outcome is that it failed.
+
+    Args:
+        record: the content of the device's file.
     """
     options: dict[str, dict[str, str]] = {}
     for part in record["parts"].values():
@@ -103,29 +109,32 @@ def passed_options() -> frozenset[str]:
 
 
 def untested(values: keys.Values) -> list[str]:
-    """Return those of a run's options that no test has run: keys with their values, and names of options.
+    """Return those of a run's options that no test has passed on any device.
 
     Args:
         values: the keys of `keys.READ` with their values.
+
+    Returns:
+        The options of `NAMED` as key=value, then those of `OPTIONS` by name.
     """
     passed = passed_options()
-    not_run = []
+    not_passed = []
     for key, name_by_value in NAMED.items():
         value = values.get(key)
         if name_by_value.get(value) not in passed:
-            not_run.append(f"{key}={value}")
+            not_passed.append(f"{key}={value}")
     for name, wanted in OPTIONS.items():
         if name not in passed and has_option(values, wanted):
-            not_run.append(name)
-    return not_run
+            not_passed.append(name)
+    return not_passed
 
 
 def has_option(values: keys.Values, wanted: Mapping[str, Any]) -> bool:
-    """Return whether a run's keys have the values of an option of `OPTIONS`.
+    """Return whether a run has an option of `OPTIONS`.
 
     Args:
         values: the keys of `keys.READ` with their values.
-        wanted: from the option's keys to the value of each, or to a function that says whether a value is meant.
+        wanted: by key of the option, the value that the run must have, or a function that says whether a value fits.
     """
     for key, value_or_test in wanted.items():
         value = values.get(key)
@@ -136,21 +145,26 @@ def has_option(values: keys.Values, wanted: Mapping[str, Any]) -> bool:
 
 
 def tested_values(option: str) -> list[Any]:
-    """Return the values that tests have run in place of an untested `key=value`; none for the name of an option."""
+    """Return the values of a key with which tests have passed.
+
+    Args:
+        option: an option that `untested` returns. For the name of an option, which is no `key=value`, the result is
+            empty.
+    """
     key = option.partition("=")[0]
     passed = passed_options()
     return [value for value, name in NAMED.get(key, {}).items() if name in passed]
 
 
 def read_costs() -> dict[str, Any]:
-    """Return the measured costs, and under `source` the page that says how they came about.
+    """Return the measured costs of the plugin by name; `source` is the page that says how they were measured.
 
-    A test compares them with that page.
+    A test compares the costs with that page.
     """
     return next(record["costs"] for record in read_records(RESULTS) if "costs" in record)
 
 
-# What a run's shape says where a key of it has no value.
+# By part of a run's shape, the words for a part that is None.
 NOT_SET = {
     "nodes": "an unknown number of nodes",
     "ranks": "an unknown number of ranks",
@@ -164,22 +178,33 @@ NOT_SET = {
 def shape_of(config: DictConfig) -> dict[str, Any]:
     """Return the shape of a run: device, number of nodes and ranks, engine, rollout, and most tokens of a sequence.
 
-    What is not set is None.
+    A part that the configuration does not say is None, and so is a number that is not above 0: a script that finds no
+    node or GPU to count writes 0 or an empty text.
     """
     value_of = functools.partial(OmegaConf.select, config)
-    # A count is 0 or an empty text where there was nothing to count.
-    nodes = value_of(keys.NODES, default=1) or None
-    ranks_of_node = value_of(keys.DEVICES_A_NODE, default=1) or None
-    longest_prompt = value_of(keys.LONGEST_PROMPT)
-    longest_response = value_of(keys.LONGEST_RESPONSE)
+    nodes = number_or_none(value_of(keys.NODES, default=1))
+    ranks_of_node = number_or_none(value_of(keys.DEVICES_A_NODE, default=1))
+    ranks = None
+    if nodes is not None and ranks_of_node is not None:
+        ranks = nodes * ranks_of_node
+    longest_prompt = number_or_none(value_of(keys.LONGEST_PROMPT))
+    longest_response = number_or_none(value_of(keys.LONGEST_RESPONSE))
+    tokens = None
+    if longest_prompt is not None and longest_response is not None:
+        tokens = longest_prompt + longest_response
     return {
         "device": value_of(keys.DEVICE),
         "nodes": nodes,
-        "ranks": None if None in (nodes, ranks_of_node) else nodes * ranks_of_node,
+        "ranks": ranks,
         "engine": value_of(keys.STRATEGY),
         "rollout": value_of(keys.ENGINE_NAME),
-        "tokens": None if None in (longest_prompt, longest_response) else longest_prompt + longest_response,
+        "tokens": tokens,
     }
+
+
+def number_or_none(value: Any) -> int | float | None:
+    """Return a value if it is a number above 0; None otherwise."""
+    return value if is_number(value) and value > 0 else None
 
 
 def is_covered(shape: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
@@ -204,7 +229,7 @@ def has_passed_part(record: Mapping[str, Any]) -> bool:
 def devices_with_run(shape: Mapping[str, Any]) -> list[str]:
     """Return the names of the devices on which a run of a shape, or a larger one, was tried.
 
-    A run that a file lists counts whatever became of the part that it belongs to.
+    A run counts even if the part of the tests that it belongs to has failed.
     """
     names = []
     for record in read_records(RESULTS):

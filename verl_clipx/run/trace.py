@@ -1,4 +1,4 @@
-"""The node clipx.trace: which responses a run traces, how often, and to which folder."""
+"""The node clipx.trace: which prompts a run traces, how often, and to which folder."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,7 +8,7 @@ from verl_clipx.losses.base.parameters import Parameters, integer, number, only,
 
 @dataclass(frozen=True, kw_only=True)
 class Trace(Parameters):
-    """The choice of the responses that are traced. A trace contains what the loss knew of every token of a response.
+    """Which prompts are traced, and when. A trace has what the loss knew of every token of the responses to them.
 
     Raises:
         ValueError: when built with a value outside a parameter's range.
@@ -33,5 +33,9 @@ class Trace(Parameters):
     )
 
     def includes(self, step: int) -> bool:
-        """Return whether a training step, from 1, is traced: the first one, and then one in every `every` steps."""
+        """Return whether a training step is traced: step 1, and from there on one in every `every` steps.
+
+        Args:
+            step: the step's number, from 1.
+        """
         return (step - 1) % self.every == 0

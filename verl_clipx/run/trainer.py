@@ -15,7 +15,7 @@ ONE_STEP_OFF = "one_step_off"
 FULLY_ASYNC = "fully_async"
 KINDS = (OLDER, SYNC, COLOCATED, SEPARATE, ONE_STEP_OFF, FULLY_ASYNC)
 
-# How many versions old a sample may be where the trainer itself decides it; None: it has no such limit.
+# How many weight versions old a sample may be under the trainers that decide this themselves; None: there is no limit.
 LIMITS = {OLDER: 0, SYNC: 0, ONE_STEP_OFF: 1, FULLY_ASYNC: None}
 
 
@@ -24,13 +24,14 @@ class Trainer:
     """The trainer of a run.
 
     Args:
-        kind: one of `KINDS`, or another mode of the v1 trainer; None if the configuration doesn't say it.
+        kind: one of `KINDS`, or another mode of the v1 trainer; None if the configuration does not say it.
         in_step: whether sampling and training take turns on the same accelerators.
         recomputes_old: whether old_log_probs are recomputed with the weights that the first update of a rollout batch
             starts from, so that its ratio is 1 but for rounding.
-        oldest_allowed: how many weight versions older than the trainer's those that sampled may be; None if nothing
-            limits that, or the configuration doesn't say it.
-        stale: whether samples may be of older weights than those that a rollout batch's first update starts from.
+        oldest_allowed: the most weight versions by which the weights that sampled may be older than the trainer's; None
+            if there is no limit, or the configuration does not say it.
+        stale: whether the weights that sampled may be older than those from which the first update on a rollout batch
+            starts.
     """
 
     kind: str | None = None
@@ -41,12 +42,16 @@ class Trainer:
 
     @property
     def is_v1(self) -> bool:
-        """Return whether it is verl's v1 trainer, which reads the keys of trainer.v1; so it is where nothing says."""
+        """Return whether it is verl's v1 trainer, which reads the keys of trainer.v1; True if the kind is unknown."""
         return self.kind not in (OLDER, ONE_STEP_OFF, FULLY_ASYNC)
 
 
 def trainer_of(configuration: Mapping[str, Any]) -> Trainer:
-    """Return the trainer that a configuration of verl's chooses; `configuration`: dotted key to value."""
+    """Return the trainer that a configuration of verl's chooses.
+
+    Args:
+        configuration: the configuration's leaves by dotted key; it may lack any key.
+    """
     kind = kind_of(configuration)
     bypass = bool(configuration.get(keys.BYPASS))
     return Trainer(
@@ -59,10 +64,10 @@ def trainer_of(configuration: Mapping[str, Any]) -> Trainer:
 
 
 def kind_of(configuration: Mapping[str, Any]) -> str | None:
-    """Return which trainer a configuration chooses, as `Trainer.kind`."""
-    # The experimental trainers inherit the keys of trainer.v1 and trainer.use_v1=True, but do not read them.
-    of_fully_async = keys.below(configuration, keys.ASYNC_TRAINING).values()
-    if any(value is not None for value in of_fully_async):
+    """Return `Trainer.kind`. The argument is that of `trainer_of`."""
+    # The experimental trainers come first: their configurations have the keys of trainer.v1 too, and do not read them.
+    async_settings = keys.below(configuration, keys.ASYNC_TRAINING)
+    if any(value is not None for value in async_settings.values()):
         return FULLY_ASYNC
     if configuration.get(keys.ROLLOUT_NODES) is not None:
         return ONE_STEP_OFF
