@@ -13,6 +13,7 @@ import huggingface_hub.constants
 import pytest
 
 from tests.hydra_main import ENTRIES, MAIN_PPO, NEEDED, SFT, explained
+from tests.messages import assert_names
 from verl_clipx.losses.methods import METHODS
 from verl_clipx.losses.modifiers.pull import Pull, pulled
 from verl_clipx.run.description import describe_bounds
@@ -34,7 +35,7 @@ def explain(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "loss", "settings"),
+    ("overrides", "loss", "settings"),
     [
         (
             ["+clipx=acpo"],
@@ -52,73 +53,78 @@ def explain(tmp_path):
         ([], "vanilla, verl's own loss; the plugin has no part in this run", "None"),
     ],
 )
-def test_it_says_what_is_trained_and_whose_settings_these_are(explain, words, loss, settings):
-    answer = explain(*words)
+def test_it_says_what_is_trained_and_whose_settings_these_are(explain, overrides, loss, settings):
+    answer = explain(*overrides)
     assert answer["stops"] == []
     assert answer["loss"].partition(": ")[0] == loss
     assert re.fullmatch(re.escape(settings).replace(r"\.\*", ".*"), str(answer["settings"]))
     assert answer["text"][0] == answer["loss"] and answer["text"][-1] == "Nothing in the configuration stops it."
-    assert answer["of_the_plugin"] == bool(words)
+    assert answer["of_the_plugin"] == bool(overrides)
 
 
 @pytest.mark.slow
 def test_it_says_what_is_taken_over_what_is_left_to_verl_and_what_the_loss_costs(explain):
-    several = (f"{ACTOR}.entropy_coeff=0.01", f"{ACTOR}.use_kl_loss=True", "algorithm.use_kl_in_reward=True")
-    needed = "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4"
-    of_sapo = (f"+{ACTOR}.policy_loss.tau_pos=1.5", f"{ACTOR}.tau_neg=2")
-    answer = explain("+clipx=sapo", *of_sapo, *several, needed, "algorithm.rollout_correction.rollout_is=token")
+    temperatures = (f"+{ACTOR}.policy_loss.tau_pos=1.5", f"{ACTOR}.tau_neg=2")
+    other_terms = (f"{ACTOR}.entropy_coeff=0.01", f"{ACTOR}.use_kl_loss=True", "algorithm.use_kl_in_reward=True")
+    micro_batch = "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4"
+    correction = "algorithm.rollout_correction.rollout_is=token"
+    answer = explain("+clipx=sapo", *temperatures, *other_terms, micro_batch, correction)
     assert answer["stops"] == [] and answer["line"].startswith("clipx: clipx_sapo (")
     assert answer["taken"] == {"tau_negative": "tau_neg=2", "tau_positive": "policy_loss.tau_pos=1.5"}
     terms = answer["of_verl"]
     assert terms[:3] == ["entropy bonus 0.01", "KL loss low_var_kl 0.001", "KL penalty in the rewards 0.001"]
     assert terms[3].startswith("rollout correction rollout_is=token")
-    for words, cost in (
+    for overrides, cost in (
         (["+clipx=acpo", "clipx.scope=lagged"], "no extra pass"),
         (["+clipx=acpo", f"{ACTOR}.ppo_mini_batch_size=1024"], "no extra pass"),
         (["+clipx=bapo", "+clipx/update=lopti"], "one extra forward pass before each update and a second pass of each"),
     ):
-        assert explain(*words)["cost"].startswith(cost)
+        assert explain(*overrides)["cost"].startswith(cost)
 
 
-SIZED = ("data.train_batch_size=64", f"{ACTOR}.ppo_mini_batch_size=16", "actor_rollout_ref.rollout.n=8")
+BATCH = ("data.train_batch_size=64", f"{ACTOR}.ppo_mini_batch_size=16", "actor_rollout_ref.rollout.n=8")
 
 
 @pytest.mark.slow
 def test_it_says_what_a_cluster_would_ask(explain):
-    other = "actor_rollout_ref.rollout.name=sglang"
-    answer = explain("+clipx=acpo", *SIZED, "+clipx/trace=prompts", "clipx.trace.fraction=0.25", *LENGTH, other)
-    assert answer["tested"] == {other: ["vllm", "cpu"]}
-    assert f"  no test has run: {other} (tests have run vllm and cpu)" in answer["text"]
+    sglang = "actor_rollout_ref.rollout.name=sglang"
+    trace = ("+clipx/trace=prompts", "clipx.trace.fraction=0.25")
+    answer = explain("+clipx=acpo", *BATCH, *trace, "data.max_response_length=1000", sglang)
+    assert answer["tested"] == {sglang: ["vllm", "cpu"]}
+    assert f"  no test has run: {sglang} (tests have run vllm and cpu)" in answer["text"]
     assert "of an update's time: 33 % for the extra pass (docs/scopes.md#cost)" in answer["cost"]
     assert answer["risk"].startswith("where σ reaches 0.267, the lower bound is 0 and nothing is clipped below")
     # 64 prompts x 8 responses x 1,000 tokens, a quarter of them, 35 bytes each.
     assert answer["traces"].startswith("25 % of the prompts, in one of 10 rollout batches; at most about 4.5 MB each")
     assert "resumes its checkpoints under verl's own loss" in answer["way_back"] and answer["mask"] is None
-    lopti = explain("+clipx=acpo", "+clipx/update=lopti", *SIZED)["cost"]
+    lopti = explain("+clipx=acpo", "+clipx/update=lopti", *BATCH)["cost"]
     assert "33 % for the extra pass, 100 % for Lopti" in lopti
-    assert "2 % for clipx.scope=lagged" in explain("+clipx=acpo", "clipx.scope=lagged", *SIZED)["cost"]
-    assert "%" not in explain("+clipx=grpo", *SIZED)["cost"]
+    assert "2 % for clipx.scope=lagged" in explain("+clipx=acpo", "clipx.scope=lagged", *BATCH)["cost"]
+    assert "%" not in explain("+clipx=grpo", *BATCH)["cost"]
 
 
 @pytest.mark.slow
 def test_a_resumed_run_keeps_the_learning_rate_of_its_checkpoint(explain, tmp_path):
-    saved, of_run = tmp_path / "saved/global_step_12", f"trainer.default_local_dir={tmp_path / 'saved'}"
-    saved.mkdir(parents=True)
-    (saved.parent / "latest_checkpointed_iteration.txt").write_text("12")
-    named = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={saved}")
-    without = f"{ACTOR}.checkpoint.load_contents=[model]"
-    for words, says in (((of_run,), True), (named, True), ((), False), ((of_run, without), False)):
-        answer = explain("+clipx=acpo", f"{ACTOR}.optim.lr=1e-5", *words)
-        assert (answer["resumes"] or "").startswith("the checkpoint of step 12, whose learning rate") == says
-        assert any(f"whatever {ACTOR}.optim.lr says" in line for line in answer["text"]) == says
-
-
-LENGTH = ("data.max_response_length=1000",)
+    checkpoint = tmp_path / "saved/global_step_12"
+    checkpoint.mkdir(parents=True)
+    (checkpoint.parent / "latest_checkpointed_iteration.txt").write_text("12")
+    folder_of_run = f"trainer.default_local_dir={checkpoint.parent}"
+    named_checkpoint = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}")
+    weights_alone = f"{ACTOR}.checkpoint.load_contents=[model]"
+    for overrides, is_kept in (
+        ((folder_of_run,), True),
+        (named_checkpoint, True),
+        ((), False),
+        ((folder_of_run, weights_alone), False),
+    ):
+        answer = explain("+clipx=acpo", f"{ACTOR}.optim.lr=1e-5", *overrides)
+        assert (answer["resumes"] or "").startswith("the checkpoint of step 12, whose learning rate") == is_kept
+        assert any(f"whatever {ACTOR}.optim.lr says" in line for line in answer["text"]) == is_kept
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "sigma"),
+    ("overrides", "sigma"),
     [
         (["+clipx=acpo", "clipx.alpha=2"], "0.400"),
         (["+clipx=acpo_reference"], "0.267"),
@@ -128,14 +134,14 @@ LENGTH = ("data.max_response_length=1000",)
         (["+clipx=bapo"], None),
     ],
 )
-def test_where_acpo_comes_to_clip_nothing_below_it_says_so(explain, words, sigma):
-    risk = explain(*SIZED, *words)["risk"]
+def test_where_acpo_comes_to_clip_nothing_below_it_says_so(explain, overrides, sigma):
+    risk = explain(*BATCH, *overrides)["risk"]
     assert risk is None if sigma is None else risk.startswith(f"where σ reaches {sigma},")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("overrides", "says"),
     [
         (
             ["+clipx/mask=icepop"],
@@ -144,8 +150,8 @@ def test_where_acpo_comes_to_clip_nothing_below_it_says_so(explain, words, sigma
         (["+clipx/mask=opsm", "clipx.mask.delta=0.5"], "opsm (delta 0.5) takes out sequences with negative advantages"),
     ],
 )
-def test_it_says_what_a_mask_takes_out_and_by_which_ratio(explain, words, says):
-    mask = explain("+clipx=grpo", *words, "actor_rollout_ref.rollout.calculate_log_probs=True")["mask"]
+def test_it_says_what_a_mask_takes_out_and_by_which_ratio(explain, overrides, says):
+    mask = explain("+clipx=grpo", *overrides, "actor_rollout_ref.rollout.calculate_log_probs=True")["mask"]
     policy = "policy of old_log_probs" if "icepop" in says else "current policy"
     assert mask.startswith(says) and f"it compares the {policy} with the one that sampled" in mask
     assert mask.endswith("by the ratio to the policy of old_log_probs")
@@ -168,7 +174,7 @@ def test_it_says_where_the_runs_files_go_and_what_the_receipt_does(explain, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "row"),
+    ("overrides", "row"),
     [
         (["trainer.nnodes=0"], "trainer.nnodes=0: 0 was counted here"),
         (["trainer.n_gpus_per_node=0"], "trainer.n_gpus_per_node=0: 0 was counted here"),
@@ -176,13 +182,13 @@ def test_it_says_where_the_runs_files_go_and_what_the_receipt_does(explain, tmp_
     ],
 )
 @pytest.mark.parametrize("group", [[], ["+clipx=acpo"]])
-def test_nodes_or_gpus_that_a_script_could_not_count_stop_nothing(explain, group, words, row):
-    answer = explain(*group, *words)
+def test_nodes_or_gpus_that_a_script_could_not_count_stop_nothing(explain, group, overrides, row):
+    answer = explain(*group, *overrides)
     assert answer["stops"] == [] and answer["uncounted"].startswith(row)
     assert any(line.startswith(f"  machines: {row}") for line in answer["text"])
     # What has no count in it is still checked.
-    (why,) = explain(*group, *words, "data.train_batch_size=128")["stops"]
-    assert why.startswith("verl refuses it: train_batch_size (128) must be >= actor.ppo_")
+    (reason,) = explain(*group, *overrides, "data.train_batch_size=128")["stops"]
+    assert reason.startswith("verl refuses it: train_batch_size (128) must be >= actor.ppo_")
 
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -217,12 +223,13 @@ def test_a_key_without_a_value_is_never_called_none(explain, group, key, says):
         assert any(says in line for line in answer["text"]), answer["text"]
 
 
+# The node in which the plugin keeps its facts about the run.
 FACTS = f"{ACTOR}.policy_loss.run"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "begin"),
+    ("overrides", "begin"),
     [
         (["+clipx=grpo", "clipx.clip_hihg=1"], "clipx.clip_hihg"),
         # A method that cannot hold a target is named before a value is asked for.
@@ -263,10 +270,10 @@ FACTS = f"{ACTOR}.policy_loss.run"
         (["+clipx/select=high_entrop"], "+clipx/select=high_entrop: there is no such group. Did you mean "),
     ],
 )
-def test_it_stops_where_the_run_would(explain, words, begin):
-    answer = explain(*words)
+def test_it_stops_where_the_run_would(explain, overrides, begin):
+    answer = explain(*overrides)
     assert any(message.startswith(begin) for message in answer["stops"]), answer["stops"]
-    assert answer["text"][-len(answer["stops"]) :] == [f"stops: {why}" for why in answer["stops"]]
+    assert answer["text"][-len(answer["stops"]) :] == [f"stops: {reason}" for reason in answer["stops"]]
     assert not any("Traceback" in message for message in answer["stops"])
     assert ("Remove loss_mode" in answer["stops"][0]) == ("contradicts clipx.method" in answer["stops"][0])
 
@@ -282,13 +289,16 @@ def test_it_stops_where_the_run_would(explain, words, begin):
         (f"{ACTOR}: {{policy_loss: {{run: '${{clipx_run:}}'}}}}", None),
     ],
 )
-def test_a_file_of_the_users_is_held_to_the_same(explain, tmp_path, content, begin):
+def test_a_file_of_the_users_own_is_refused_for_what_a_command_line_would_be(explain, tmp_path, content, begin):
     (tmp_path / "mine").mkdir()
     node, _, values = content.partition(": ")
     (tmp_path / "mine" / "own.yaml").write_text(f"# @package {node}\n{values[1:-1]}\n")
     answer = explain("--config-dir", str(tmp_path), "+clipx=acpo", "+mine=own")
-    stops, said = answer["stops"], answer["line"] or ""
-    assert [why[: len(begin)] for why in stops] == [begin] if begin else (stops, "+clipx=acpo" in said) == ([], True)
+    if begin is None:
+        assert answer["stops"] == [] and "+clipx=acpo" in answer["line"]
+    else:
+        (reason,) = answer["stops"]
+        assert reason.startswith(begin)
 
 
 @pytest.mark.slow
@@ -313,8 +323,8 @@ def test_neither_the_hub_nor_vllm_is_asked(explain, monkeypatch):
     answer = explain(*critic, "critic.ppo_micro_batch_size_per_gpu=4", *lora)
     assert (answer["stops"], answer["loss_mode"]) == ([], "clipx_acpo")
     # What verl's check says of the rest of the critic stands.
-    (why,) = explain(*critic)["stops"]
-    assert "[critic] Please set at least one of 'critic.micro_batch_size'" in why
+    (reason,) = explain(*critic)["stops"]
+    assert "[critic] Please set at least one of 'critic.micro_batch_size'" in reason
 
 
 def test_the_other_entries_and_supervised_training(explain):
@@ -322,13 +332,13 @@ def test_the_other_entries_and_supervised_training(explain):
     answer = explain("+clipx=bapo", "async_training.require_batches=2", module=fully_async)
     assert (answer["loss_mode"], answer["stops"]) == ("clipx_bapo", [])
     assert answer["updates"].startswith("2 updates") and "bypass_mode" in answer["ratio"]
-    elsewhere = "hydra.searchpath=[pkg://verl.trainer.config]"
-    assert explain(elsewhere, *NEEDED, "+clipx=dgpo", module=one_step)["loss_mode"] == "clipx_dgpo"
+    search_path = "hydra.searchpath=[pkg://verl.trainer.config]"
+    assert explain(search_path, *NEEDED, "+clipx=dgpo", module=one_step)["loss_mode"] == "clipx_dgpo"
     (supervised,) = SFT
     answer = explain(module=supervised)
     assert answer["loss"].startswith("no policy loss") and answer["stops"] == []
-    (why,) = explain("+clipx=acpo", module=supervised)["stops"]
-    assert why.startswith("+clipx=acpo: nothing reads it")
+    (reason,) = explain("+clipx=acpo", module=supervised)["stops"]
+    assert reason.startswith("+clipx=acpo: nothing reads it")
 
 
 def test_a_sweep_is_answered_for_its_first_run_and_writes_nothing(explain, tmp_path, monkeypatch):
@@ -445,7 +455,7 @@ def test_a_method_says_its_bounds_without_english(name):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("overrides", "says"),
     [
         (
             ["+clipx=acpo"],
@@ -457,45 +467,78 @@ def test_a_method_says_its_bounds_without_english(name):
         ([], "None"),
     ],
 )
-def test_it_says_what_a_verl_without_the_plugin_does_with_the_same_command(explain, words, says):
-    answer = explain(*words)
+def test_it_says_what_a_verl_without_the_plugin_does_with_the_same_command(explain, overrides, says):
+    answer = explain(*overrides)
     assert answer["stops"] == [] and str(answer["without_plugin"]).startswith(says)
     # The last row before the verdict.
-    assert answer["text"][-2].startswith("  without the plugin: ") == bool(words)
+    assert answer["text"][-2].startswith("  without the plugin: ") == bool(overrides)
 
 
-CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing="
+CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 REFERENCE = (f"{ACTOR}.use_kl_loss=True", "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True")
-SAMPLES = ("actor_rollout_ref.rollout.calculate_log_probs=True", "algorithm.rollout_correction.rollout_is_threshold=2")
+LOG_PROBS_OF_ROLLOUT = (
+    "actor_rollout_ref.rollout.calculate_log_probs=True",
+    "algorithm.rollout_correction.rollout_is_threshold=2",
+)
 
 
 def test_weights_by_sequence_are_said_to_vanish_in_long_responses(explain):
     key = "algorithm.rollout_correction.rollout_is"
-    words = ("+clipx=acpo", *SIZED, *SAMPLES, "data.max_response_length=20480")
-    answer = explain(*words, f"{key}=sequence")
+    overrides = ("+clipx=acpo", *BATCH, *LOG_PROBS_OF_ROLLOUT, "data.max_response_length=20480")
+    answer = explain(*overrides, f"{key}=sequence")
     # 0.06 is exp(-20480 x 0.000137).
     assert "in one of 20,480 tokens, a log-ratio that is 0.00014 below 0" in answer["sequence_weights"]
     assert any(line.startswith("  weights: ") for line in answer["text"])
-    assert explain(*words, f"{key}=token")["sequence_weights"] is None
+    assert explain(*overrides, f"{key}=token")["sequence_weights"] is None
 
 
 @pytest.mark.parametrize(
-    ("words", "share", "of_step", "size"),
+    ("overrides", "share", "share_of_step", "size"),
     [
         # An update is three forward passes, or four; old_log_probs are one more, and so is the reference.
-        (["+clipx=acpo", CHECKPOINTING + "False"], "a third of an update", "25 %", "128 bytes"),
-        (["+clipx=acpo", CHECKPOINTING + "True"], "a quarter of an update (with gradient", "20 %", "128 bytes"),
-        (["+clipx=acpo", CHECKPOINTING + "True", *REFERENCE], "a quarter of an update", "17 %", "128 bytes"),
-        (["+clipx=acpo", CHECKPOINTING + "True", f"{ACTOR}.ppo_epochs=4"], "a quarter", "24 %", "128 bytes"),
-        (["+clipx=acpo", CHECKPOINTING + "True", "clipx.bins=10"], "a quarter", "20 %", "248 bytes"),
+        pytest.param(
+            ["+clipx=acpo", f"{CHECKPOINTING}=False"],
+            "a third of an update",
+            "25 %",
+            "128 bytes",
+            id="without gradient checkpointing",
+        ),
+        pytest.param(
+            ["+clipx=acpo", f"{CHECKPOINTING}=True"],
+            "a quarter of an update (with gradient",
+            "20 %",
+            "128 bytes",
+            id="with gradient checkpointing",
+        ),
+        pytest.param(
+            ["+clipx=acpo", f"{CHECKPOINTING}=True", *REFERENCE],
+            "a quarter of an update",
+            "17 %",
+            "128 bytes",
+            id="with a reference model",
+        ),
+        pytest.param(
+            ["+clipx=acpo", f"{CHECKPOINTING}=True", f"{ACTOR}.ppo_epochs=4"],
+            "a quarter",
+            "24 %",
+            "128 bytes",
+            id="with four epochs",
+        ),
+        pytest.param(
+            ["+clipx=acpo", f"{CHECKPOINTING}=True", "clipx.bins=10"],
+            "a quarter",
+            "20 %",
+            "248 bytes",
+            id="with ten bins",
+        ),
     ],
 )
-def test_the_extra_pass_has_its_cost_by_formula(explain, words, share, of_step, size):
-    said = explain(*SIZED, *words)["extra_pass"]
-    assert share in said and f"and {of_step} of a step's other passes" in said and f"; {size} are all-reduced" in said
-    assert "no activations are kept" in said
+def test_the_extra_pass_has_its_cost_by_formula(explain, overrides, share, share_of_step, size):
+    cost = explain(*BATCH, *overrides)["extra_pass"]
+    assert_names(cost, share, f"and {share_of_step} of a step's other passes", f"{size} are all-reduced")
+    assert "no activations are kept" in cost
 
 
-@pytest.mark.parametrize("words", [["+clipx=grpo"], ["+clipx=acpo", "clipx.scope=lagged"], ["+clipx=observe"]])
-def test_without_an_extra_pass_it_has_no_cost(explain, words):
-    assert explain(*SIZED, *words)["extra_pass"] is None
+@pytest.mark.parametrize("overrides", [["+clipx=grpo"], ["+clipx=acpo", "clipx.scope=lagged"], ["+clipx=observe"]])
+def test_without_an_extra_pass_it_has_no_cost(explain, overrides):
+    assert explain(*BATCH, *overrides)["extra_pass"] is None

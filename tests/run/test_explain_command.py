@@ -19,7 +19,7 @@ from verl_clipx.cli import app
 from verl_clipx.run.explain import EXPLAIN
 
 # In verl's place: it answers with its arguments.
-FAKE = """
+FAKE_VERL = """
 import json, os, sys
 with open(os.environ["CLIPX_EXPLAIN"], "a") as file:
     file.write(json.dumps({"text": sys.argv[1:], "stops": [], "arguments": sys.argv[1:]}) + "\\n")
@@ -38,7 +38,7 @@ def clipx(*words, code=0):
 def write(tmp_path, monkeypatch):
     """Writes a file into the working folder, in which fake.py stands for verl."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "fake.py").write_text(FAKE)
+    (tmp_path / "fake.py").write_text(FAKE_VERL)
 
     def write(name, text):
         (tmp_path / name).write_bytes(text.encode())
@@ -65,7 +65,7 @@ def test_a_script_of_verls_with_preparations_and_a_heredoc(write, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"fake.py", "prep.py", "run.sh", "keep", "prepared"}
 
 
-COMPOSING = """
+MAIN_OF_THE_USER = """
 from hydra import compose, initialize_config_module
 from verl.trainer.main_ppo import run_ppo
 with initialize_config_module("verl.trainer.config", version_base=None):
@@ -88,7 +88,7 @@ class Runner:
 sys.argv[1:] = {[*MAIN.split()[3:], "+clipx=acpo"]}
 main()
 """
-VERLS = f"""
+MAIN_OF_VERL = f"""
 import sys
 from verl.trainer.main_ppo import main
 sys.argv[1:] = {[*MAIN.split()[3:], "+clipx=acpo", "clipx.alpha=-1"]}
@@ -98,13 +98,13 @@ main()
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("program", "code", "says"),
+    ("program", "code", "answer"),
     [
-        (COMPOSING, 0, "clipx_dgpo\n"),
-        (f"import verl, ray\nray.init()\n{COMPOSING}", 0, "clipx_dgpo\n"),
+        (MAIN_OF_THE_USER, 0, "clipx_dgpo\n"),
+        (f"import verl, ray\nray.init()\n{MAIN_OF_THE_USER}", 0, "clipx_dgpo\n"),
         (TASK_OF_ITS_OWN, 0, "clipx_acpo (+clipx=acpo)"),
         ("import verl, ray\nray.get(ray.put(1))", 1, "no configuration seen"),
-        (VERLS, 1, "stops: clipx.alpha=-1"),
+        (MAIN_OF_VERL, 1, "stops: clipx.alpha=-1"),
     ],
     ids=[
         "a main of the user's own",
@@ -114,9 +114,9 @@ main()
         "verl's main",
     ],
 )
-def test_a_program_answers_under_the_variable_alone(run_fresh, tmp_path, program, code, says):
+def test_a_program_answers_under_the_variable_alone(run_fresh, tmp_path, program, code, answer):
     done = run_fresh(f"import os\nos.environ['{EXPLAIN}'] = '1'\n{program}", tmp_path)
-    assert done.returncode == code and says in done.stdout, done
+    assert done.returncode == code and answer in done.stdout, done
 
 
 PYTHON = sys.executable
@@ -144,7 +144,8 @@ def test_a_program_that_starts_ray_and_ends_has_shown_no_configuration():
 )
 def test_a_launchers_command_runs_here(write, command, arguments):
     write("job.sh", f'#!/bin/bash\n{PYTHON} fake.py "$@"\n')
-    (environment := write("run.sh", command).parent / "environment").mkdir()
+    environment = write("run.sh", command).parent / "environment"
+    environment.mkdir()
     (environment / "ray").write_text("#!/bin/sh\nexit 9\n")
     (environment / "ray").chmod(0o755)
     results = clipx("--", "bash", "run.sh")
@@ -154,7 +155,7 @@ def test_a_launchers_command_runs_here(write, command, arguments):
 
 
 def test_what_would_act_elsewhere_is_only_named(write, tmp_path):
-    names = (
+    commands = (
         "ray start --head",
         "sbatch x",
         "ssh host ls",
@@ -165,13 +166,13 @@ def test_what_would_act_elsewhere_is_only_named(write, tmp_path):
         "hf x",
     )
     write("keep", "")
-    write("run.sh", "\n".join([*names, "rm -rf keep", "mv keep kept", f"{PYTHON} fake.py 1", "sleep 9"]))
+    write("run.sh", "\n".join([*commands, "rm -rf keep", "mv keep kept", f"{PYTHON} fake.py 1", "sleep 9"]))
     results = clipx("--", "bash", "run.sh")
-    assert results["stood_in"] == [*names, "rm -rf keep", "mv keep kept"]
+    assert results["stood_in"] == [*commands, "rm -rf keep", "mv keep kept"]
     assert (tmp_path / "keep").exists()
 
 
-def lives(pid):
+def is_running(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
@@ -181,7 +182,7 @@ def test_what_was_started_ends_in_the_background_and_in_a_session_of_its_own_too
     clipx("--", "bash", "run.sh")
     assert time.monotonic() - began < 60
     # They were sent their signals, and die when the machine comes to it.
-    while any(lives(int(pid)) for pid in (tmp_path / "pids").read_text().split()):
+    while any(is_running(int(pid)) for pid in (tmp_path / "pids").read_text().split()):
         assert time.monotonic() - began < 60
     # What a script leaves in the background is waited for, if it is a run.
     write("run.sh", f"(sleep 2; {PYTHON} fake.py 1) >log 2>&1 &\n")
@@ -191,31 +192,31 @@ def test_what_was_started_ends_in_the_background_and_in_a_session_of_its_own_too
 
 
 @pytest.mark.parametrize(
-    "fails",
+    "start",
     [
         'PATH=/nowhere\nuv run --frozen --extra vllm python3 -m verl.trainer.main_ppo "$@"\n',
         "echo 'error: Unable to find lockfile at `uv.lock`, but `--frozen` was provided.' >&2; exit 2\n",
     ],
 )
-def test_a_script_that_uv_cannot_start_has_a_short_answer(write, fails):
-    write("run.sh", f"set -x\nARGS=({' '.join(f'a.key_{number}=1' for number in range(200))})\n{fails}")
-    (why,) = clipx("--", "bash", "run.sh", "+clipx=acpo", code=1)["stops"]
-    assert "VERL_USE_UV=0" in why and "`uv sync`" in why and len(why) < 600 and " uv" in why
+def test_a_script_that_uv_cannot_start_has_a_short_answer(write, start):
+    write("run.sh", f"set -x\nARGS=({' '.join(f'a.key_{number}=1' for number in range(200))})\n{start}")
+    (reason,) = clipx("--", "bash", "run.sh", "+clipx=acpo", code=1)["stops"]
+    assert "VERL_USE_UV=0" in reason and "`uv sync`" in reason and len(reason) < 600 and " uv" in reason
 
 
 def test_a_command_that_takes_long_says_in_a_log_that_it_works(write, monkeypatch):
-    for seconds, said in ((1, True), (0, False)):
-        write("run.sh", f"sleep {seconds}; {PYTHON} fake.py\n")
-        monkeypatch.setattr("verl_clipx.common.command_line.SECONDS_OF_SILENCE", 0.2 if said else 60)
+    write("run.sh", f"sleep 1; {PYTHON} fake.py\n")
+    for seconds_of_silence, is_announced in ((0.2, True), (60, False)):
+        monkeypatch.setattr("verl_clipx.common.command_line.SECONDS_OF_SILENCE", seconds_of_silence)
         result = CliRunner().invoke(app, ["explain", "--json", "--", "bash", "run.sh"])
-        assert ("running the command" in result.stderr) == said and json.loads(result.stdout)["runs"]
+        assert ("running the command" in result.stderr) == is_announced and json.loads(result.stdout)["runs"]
 
 
 def test_what_gives_no_answer_says_why(write):
     write("run.sh", "echo what it said; exit 3\n")
-    for command, said in ((("bash", "run.sh"), "exit code 3"), (("true",), "it ended before")):
+    for command, reason in ((("bash", "run.sh"), "exit code 3"), (("true",), "it ended before")):
         results = clipx("--", *command, code=1)
-        assert results["runs"] == [] and said in results["stops"][0]
+        assert results["runs"] == [] and reason in results["stops"][0]
     assert "what it said" in clipx("--", "bash", "run.sh", code=1)["stops"][0]
     assert "write the whole command" in clipx("--", "+clipx=acpo", code=1)["error"]
     assert "no_such_program" in clipx("--", "no_such_program", code=1)["error"]
@@ -223,8 +224,8 @@ def test_what_gives_no_answer_says_why(write):
     assert result.exit_code == 2 and "clipx explain -- python -m verl.trainer.main_ppo" in result.output
 
 
-# What follows the command that starts verl when a line within it ends it, and the first word that bash then misses.
-CUT = {
+# From what ends a command early to what follows the command that starts verl, and the first word that bash then misses.
+ENDED_EARLY_BY = {
     "a comment": (" \\\n  # comment", "trainer.b=2"),
     "a comment with a backslash": (" \\\n  # comment \\", "trainer.b=2"),
     "an empty line": (" \\\n", "trainer.b=2"),
@@ -233,20 +234,21 @@ CUT = {
 }
 
 
-@pytest.mark.parametrize("by", CUT)
-def test_a_command_that_ends_before_its_end_has_bashs_message(write, tmp_path, by):
-    between, missing = CUT[by]
-    rest = '+c=3 "$@" | tee log' if "pipe" in by else 'trainer.b=2 "$@" >kept'
+@pytest.mark.parametrize("cause", ENDED_EARLY_BY)
+def test_a_command_that_ends_before_its_last_line_has_bashs_message(write, tmp_path, cause):
+    between, missing = ENDED_EARLY_BY[cause]
+    rest = '+c=3 "$@" | tee log' if cause == "a pipe's comment" else 'trainer.b=2 "$@" >kept'
     write("kept", "yes")
     write("run.sh", f"set -euxo pipefail\n{PYTHON} fake.py a=1{between}\n  {rest}\ntouch trained\n")
     stops = clipx("--", "bash", "run.sh", "+clipx=acpo", code=1)["stops"]
-    line = 3 if by == "a missing backslash" else 4
+    line = 3 if cause == "a missing backslash" else 4
     assert stops[0].startswith(f"run.sh: line {line}: {missing}: command not found")
-    assert not any('"$@"' in why for why in stops) and [why for why in stops if "+clipx" in why] == stops[1:]
+    assert not any('"$@"' in reason for reason in stops)
+    assert [reason for reason in stops if "+clipx" in reason] == stops[1:]
     # Nothing of it ran.
     assert (tmp_path / "kept").read_text() == "yes" and not {"log", "trained"} & {*os.listdir(tmp_path)}
     # With --all bash says it itself, and goes on.
-    if by == "a comment":
+    if cause == "a comment":
         assert missing in clipx("--all", "--", "bash", "run.sh", code=1)["stops"][0]
 
 
@@ -259,7 +261,7 @@ def test_a_command_that_is_whole_is_not_called_cut(write):
 
 
 @pytest.mark.parametrize(
-    ("script", "words", "says"),
+    ("script", "words", "reason"),
     [
         (
             'ENGINE=${1:-vllm}\nRUN name=$ENGINE "$@"',
@@ -278,86 +280,96 @@ def test_a_command_that_is_whole_is_not_called_cut(write):
         ("RUN trainer.nnodes=1", ["METHOD=acpo", "data=x"], None),
     ],
 )
-def test_an_override_that_a_script_keeps_or_reads_as_its_own_parameter_is_named(write, script, words, says):
-    nothing = "Nothing in the configuration stops it."
-    write("run.sh", script.replace("RUN", f"{PYTHON} fake.py") + f" '{nothing}'\n")
+def test_an_override_that_a_script_keeps_or_reads_as_its_own_parameter_is_named(write, script, words, reason):
+    nothing_stops = "Nothing in the configuration stops it."
+    write("run.sh", script.replace("RUN", f"{PYTHON} fake.py") + f" '{nothing_stops}'\n")
     command = ("--", "env", "FOLDER=a.b", "bash", "run.sh", *words)
-    stops = clipx(*command, code=int(says is not None))["stops"]
-    assert [why.startswith(f"{words[-1]}: ") and says in why for why in stops] == [True] * (says is not None)
-    # Nor is such a run said to be stopped by nothing.
-    assert (nothing in CliRunner().invoke(app, ["explain", *command]).stdout) == (says is None)
+    stops = clipx(*command, code=0 if reason is None else 1)["stops"]
+    if reason is None:
+        assert stops == []
+    else:
+        (stop,) = stops
+        assert stop.startswith(f"{words[-1]}: ") and reason in stop
+    # Nor does the text end with what it prints where nothing stops a run.
+    assert (nothing_stops in CliRunner().invoke(app, ["explain", *command]).stdout) == (reason is None)
 
 
 def test_of_several_runs_only_the_first_is_explained_unless_all_are_asked_for(write):
-    said = "Only the first run is explained. If the command starts several, `clipx explain --all -- "
+    hint = "Only the first run is explained. If the command starts several, `clipx explain --all -- "
     write("run.sh", f"for seed in 1 2; do\n  {PYTHON} fake.py seed=$seed\ndone\n")
-    script, program = ("bash", "run.sh"), (PYTHON, "fake.py", "1")
-    for command, runs, says in ((script, 1, True), (("--all", "--", *script), 2, False), (program, 1, False)):
-        command = command if "--" in command else ("--", *command)
+    for command, runs, has_hint in (
+        (("--", "bash", "run.sh"), 1, True),
+        (("--all", "--", "bash", "run.sh"), 2, False),
+        (("--", PYTHON, "fake.py", "1"), 1, False),
+    ):
         assert len(clipx(*command)["runs"]) == runs
-        assert (said in CliRunner().invoke(app, ["explain", *command]).stdout) == says
+        assert (hint in CliRunner().invoke(app, ["explain", *command]).stdout) == has_hint
 
 
-# A verl that would train.
-TRAINS = {"verl/__init__.py": "", "verl/trainer/__init__.py": "", "verl/trainer/main_ppo.py": "open('trained', 'w')\n"}
+# The files of a verl that would train.
+FILES_OF_A_VERL = {
+    "verl/__init__.py": "",
+    "verl/trainer/__init__.py": "",
+    "verl/trainer/main_ppo.py": "open('trained', 'w')\n",
+}
 
 
 def test_a_python_without_the_plugin_does_not_train_and_is_named(write, tmp_path, monkeypatch):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "other"], check=True)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    other = tmp_path / "other/bin/python3"
-    results = clipx("--", str(other), "-m", "verl.trainer.main_ppo", code=1)
-    assert results["stops"] == [f"no configuration seen: {other} has no verl and no verl-clipx."]
+    python = tmp_path / "other/bin/python3"
+    results = clipx("--", str(python), "-m", "verl.trainer.main_ppo", code=1)
+    assert results["stops"] == [f"no configuration seen: {python} has no verl and no verl-clipx."]
     (tmp_path / "other/lib").mkdir(exist_ok=True)
     (site,) = (tmp_path / "other/lib").glob("python*/site-packages")
-    for name, text in TRAINS.items():
+    for name, text in FILES_OF_A_VERL.items():
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).write_text(text)
-    write("run.sh", f'export PATH={other.parent}:$PATH\npython3 -m verl.trainer.main_ppo a=1 "$@"\n')
+    write("run.sh", f'export PATH={python.parent}:$PATH\npython3 -m verl.trainer.main_ppo a=1 "$@"\n')
     results = clipx("--", "bash", "run.sh", "+clipx=acpo", code=1)
-    assert results["stops"] == [f"no configuration seen: {other} has verl and no verl-clipx."]
+    assert results["stops"] == [f"no configuration seen: {python} has verl and no verl-clipx."]
     assert not (tmp_path / "trained").exists()
     # As `uv run` sets it.
     monkeypatch.setenv("UV", "uv")
     assert "from which `uv sync` removes it" in clipx("--", "bash", "run.sh", code=1)["stops"][0]
     # The site's own customization runs as ever, and a program that can do without verl goes on.
-    (site / "sitecustomize.py").write_text("import builtins\nbuiltins.own = 1\n")
-    program = "import importlib.util, sys; importlib.util.find_spec('verl'); print('own', own); sys.exit(3)"
-    assert "own 1" in clipx("--", str(other), "-c", program, code=1)["stops"][0]
+    (site / "sitecustomize.py").write_text("import builtins\nbuiltins.site_value = 1\n")
+    program = "import importlib.util, sys; importlib.util.find_spec('verl'); print('site', site_value); sys.exit(3)"
+    assert "site 1" in clipx("--", str(python), "-c", program, code=1)["stops"][0]
 
 
 def test_a_plugin_that_a_variable_leaves_out_is_named(write, tmp_path, monkeypatch):
     # In the working folder, from which Python imports first; it loads no plugin, as verl under this variable.
-    for name, text in TRAINS.items():
+    for name, text in FILES_OF_A_VERL.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         write(name, text)
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
-    (why,) = clipx("--", PYTHON, *MAIN.split()[1:], code=1)["stops"]
-    assert "VERL_USE_EXTERNAL_PLUGINS=none leaves verl-clipx out" in why and not (tmp_path / "trained").exists()
+    (reason,) = clipx("--", PYTHON, *MAIN.split()[1:], code=1)["stops"]
+    assert "VERL_USE_EXTERNAL_PLUGINS=none leaves verl-clipx out" in reason and not (tmp_path / "trained").exists()
 
 
 def test_a_missing_program_is_named_without_a_trace(write):
-    long = " ".join(f"data.key{index}=value" for index in range(400))
-    for script, shell in ((f"set -x\nno_uv run python {long}", "bash"), (f"no_uv run {long}", "sh")):
+    overrides = " ".join(f"data.key{index}=value" for index in range(400))
+    for script, shell in ((f"set -x\nno_uv run python {overrides}", "bash"), (f"no_uv run {overrides}", "sh")):
         write("run.sh", script)
-        (why,) = clipx("--", shell, "run.sh", code=1)["stops"]
-        assert re.fullmatch(r"no configuration seen: run\.sh: .*no_uv:( command)? not found\.", why), why
-    write("run.sh", f"echo {long}\necho {long}\n")
+        (reason,) = clipx("--", shell, "run.sh", code=1)["stops"]
+        assert re.fullmatch(r"no configuration seen: run\.sh: .*no_uv:( command)? not found\.", reason), reason
+    write("run.sh", f"echo {overrides}\necho {overrides}\n")
     assert len(clipx("--", "bash", "run.sh", code=1)["stops"][0]) < 1000
 
 
 @pytest.mark.parametrize(
-    "starts",
+    "command",
     [
         f"env -i {PYTHON} trains.py",
         f"{PYTHON} -c 'import subprocess as s; s.run(\"{PYTHON} trains.py\".split(), env={{}})'",
     ],
 )
-def test_a_python_that_gets_no_variable_is_ended_before_it_trains(write, tmp_path, starts):
+def test_a_python_that_gets_no_variable_is_ended_before_it_trains(write, tmp_path, command):
     write("trains.py", "import time\ntime.sleep(20)\nopen('trained', 'w')\n")
-    write("run.sh", f"{starts}\n")
-    (why,) = clipx("--", "bash", "run.sh", code=1)["stops"]
-    assert "trains.py: it got no CLIPX_EXPLAIN" in why and not (tmp_path / "trained").exists()
+    write("run.sh", f"{command}\n")
+    (reason,) = clipx("--", "bash", "run.sh", code=1)["stops"]
+    assert "trains.py: it got no CLIPX_EXPLAIN" in reason and not (tmp_path / "trained").exists()
 
 
 def test_what_a_script_prints_may_be_large_or_no_text(write, tmp_path):
@@ -374,12 +386,12 @@ def test_what_a_script_prints_may_be_large_or_no_text(write, tmp_path):
 
 def test_a_preparation_that_fails_in_silence_is_named(write):
     write("run.sh", "set -e\nN=$(nvidia-smi -L | grep -c GPU)\ntest -f model/config.json\n")
-    (why,) = clipx("--", "bash", "run.sh", code=1)["stops"]
-    assert re.search(r"The last command was run\.sh: line 2: \S+ -", why), why
+    (reason,) = clipx("--", "bash", "run.sh", code=1)["stops"]
+    assert re.search(r"The last command was run\.sh: line 2: \S+ -", reason), reason
 
 
-# Scripts that wait for nodes or GPUs which never come while they are explained.
-LOOPS = {
+# Scripts that wait for nodes or GPUs which never come while they are explained, by what makes the loop.
+WAITING_LOOPS = {
     "while": "n=0\nwhile [ $n -lt 2 ]; do n=$(ray status | grep -c node_); sleep 1; done",
     "until": "until ray status | grep -q 2.node; do sleep 1; done",
     "for": "for i in $(seq 500); do ray list nodes | grep -q ALIVE && break; sleep 1; done",
@@ -391,14 +403,14 @@ LOOPS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", LOOPS)
-def test_a_script_that_waits_in_a_loop_ends_with_its_place(write, monkeypatch, by):
+@pytest.mark.parametrize("loop", WAITING_LOOPS)
+def test_a_script_that_waits_in_a_loop_ends_with_its_place(write, monkeypatch, loop):
     monkeypatch.setattr("verl_clipx.run.explain.SECONDS_OF_A_LOOP", 2.0)
-    write("run.sh", f"{LOOPS[by]}\n{PYTHON} fake.py a=1\n")
+    write("run.sh", f"{WAITING_LOOPS[loop]}\n{PYTHON} fake.py a=1\n")
     began = time.monotonic()
-    (why,) = clipx("--", "bash", "run.sh", code=1)["stops"]
-    place = "ray list nodes: " if by == "no sleep" else "sleep 1: "
-    assert f"{place}the script waits here in a loop" in why and EXPLAIN in why, why
+    (reason,) = clipx("--", "bash", "run.sh", code=1)["stops"]
+    place = "ray list nodes: " if loop == "no sleep" else "sleep 1: "
+    assert f"{place}the script waits here in a loop" in reason and EXPLAIN in reason, reason
     assert time.monotonic() - began < 120
 
 
@@ -428,8 +440,8 @@ def test_what_ends_by_itself_is_no_waiting_loop(write, monkeypatch, script):
 )
 def test_a_script_that_cannot_go_on_with_a_count_of_0_says_so(write, script):
     write("run.sh", f"{script}\n{PYTHON} fake.py a=$N\n")
-    (why,) = clipx("--", "bash", "run.sh", code=1)["stops"]
-    assert "0 was counted here" in why
+    (reason,) = clipx("--", "bash", "run.sh", code=1)["stops"]
+    assert "0 was counted here" in reason
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
@@ -449,7 +461,7 @@ def test_a_signal_ends_what_was_started(write, tmp_path, number):
             time.sleep(0.1)
         explaining.send_signal(number)
         assert explaining.wait(timeout=60) == 128 + number and os.listdir(tmp_path / "temporary") == []
-        assert not any(lives(int(pid)) for pid in (tmp_path / "children").read_text().split())
+        assert not any(is_running(int(pid)) for pid in (tmp_path / "children").read_text().split())
     finally:
         explaining.kill()
 
@@ -469,7 +481,7 @@ def test_what_was_started_ends_where_explain_is_killed(write, tmp_path):
     explaining.kill()
     explaining.wait()
     children = [int(pid) for pid in (tmp_path / "children").read_text().split()]
-    while any(map(lives, children)) or os.listdir(tmp_path / "temporary"):
+    while any(is_running(pid) for pid in children) or os.listdir(tmp_path / "temporary"):
         assert time.monotonic() - began < 120, "what explain started goes on, or its folder is left"
         time.sleep(0.1)
 

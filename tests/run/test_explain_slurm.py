@@ -13,14 +13,14 @@ from verl_clipx.run import slurm
 
 PYTHON = sys.executable
 # In verl's place: it answers with its arguments, as a run of the plugin's.
-FAKE = """
+FAKE_VERL = """
 import json, os, sys
 answer = {"text": sys.argv[1:], "stops": [], "arguments": sys.argv[1:], "of_the_plugin": True}
 with open(os.environ["CLIPX_EXPLAIN"], "a") as file:
     file.write(json.dumps(answer) + "\\n")
 """
 TRAIN = f"{PYTHON} fake.py trainer.nnodes=$SLURM_JOB_NUM_NODES trainer.n_gpus_per_node=$SLURM_GPUS_ON_NODE"
-EIGHT = ["trainer.nnodes=2", "trainer.n_gpus_per_node=8"]
+TWO_NODES_OF_EIGHT = ["trainer.nnodes=2", "trainer.n_gpus_per_node=8"]
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def write(tmp_path, monkeypatch):
     """Writes a file into the working folder, outside any job."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    (tmp_path / "fake.py").write_text(FAKE)
+    (tmp_path / "fake.py").write_text(FAKE_VERL)
 
     def write(name, text):
         (tmp_path / name).write_text(text)
@@ -49,7 +49,7 @@ def arguments(*words):
     return run["arguments"]
 
 
-HEAD = """
+NAME_THE_HEAD = """
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 nodes_array=($nodes)
 head_node=${nodes_array[0]}
@@ -57,14 +57,15 @@ worker_num=$((SLURM_JOB_NUM_NODES - 1))
 [[ ${#nodes_array[@]} == "$SLURM_JOB_NUM_NODES" ]]
 """
 # By kind: what a script does before it starts verl.
-CONSTRUCTS = {
-    "the address of the head by srun": HEAD
+PREPARATIONS = {
+    "the address of the head by srun": NAME_THE_HEAD
     + 'ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)\n[[ $ip == 10.* ]]',
-    "the address of the head by getent": HEAD
+    "the address of the head by getent": NAME_THE_HEAD
     + "ip=$(getent hosts \"$head_node\" | awk '{print $1}')\n[[ $ip == 10.* ]]",
-    "the address of the head by ssh": HEAD + "ip=$(ssh \"$head_node\" hostname -I | awk '{print $1}')\n[[ -n $ip ]]",
+    "the address of the head by ssh": NAME_THE_HEAD
+    + "ip=$(ssh \"$head_node\" hostname -I | awk '{print $1}')\n[[ -n $ip ]]",
     "an array read by mapfile": 'mapfile -t hosts < <(scontrol show hostnames)\n[[ ${hosts[1]} == "node2" ]]',
-    "workers in a loop, with long pauses": HEAD
+    "workers in a loop, with long pauses": NAME_THE_HEAD
     + 'srun --overlap -N 1 -n 1 -w "$head_node" ray start --head --port=6379 --block &\nsleep 60\n'
     + 'for ((i = 1; i <= worker_num; i++)); do\n  srun -N 1 -n 1 -w "${nodes_array[$i]}" ray start --block &\n'
     + "  sleep 30\ndone",
@@ -79,29 +80,30 @@ CONSTRUCTS = {
 }
 
 
-@pytest.mark.parametrize("construct", CONSTRUCTS)
-def test_a_script_gets_through_to_verl(write, construct):
+@pytest.mark.parametrize("preparation", PREPARATIONS)
+def test_a_script_gets_through_to_verl(write, preparation):
     lines = "#!/bin/bash\n#SBATCH --job-name=dapo\n#SBATCH --exclusive\nset -euo pipefail\n"
-    write("job.sh", f"{lines}{CONSTRUCTS[construct]}\n{TRAIN}\n")
-    assert arguments("sbatch", "job.sh") == EIGHT
+    write("job.sh", f"{lines}{PREPARATIONS[preparation]}\n{TRAIN}\n")
+    assert arguments("sbatch", "job.sh") == TWO_NODES_OF_EIGHT
 
 
 @pytest.mark.parametrize(
-    ("lines", "words", "nodes", "gpus"),
+    ("lines", "options", "nodes_and_gpus"),
     [
-        ("#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:4", "", 4, 4),
-        ("#SBATCH -N 3\n#SBATCH --gpus-per-node=a100:2  # as many as there are", "", 3, 2),
-        ("#SBATCH -N4 -G 16", "", 4, 4),
-        ("#SBATCH --nodes 1\n##SBATCH --nodes 9\n#SBATCH --gpus-per-task=1 --tasks-per-node=8", "", 1, 8),
-        ("#SBATCH --nodes=2-4\n#SBATCH --mem=0", "", 2, 8),
-        ("#SBATCH --nodes=2", "--nodes=8 --gpus-per-node 8 -p gpu", 8, 8),
+        ("#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:4", "", (4, 4)),
+        ("#SBATCH -N 3\n#SBATCH --gpus-per-node=a100:2  # as many as there are", "", (3, 2)),
+        ("#SBATCH -N4 -G 16", "", (4, 4)),
+        ("#SBATCH --nodes 1\n##SBATCH --nodes 9\n#SBATCH --gpus-per-task=1 --tasks-per-node=8", "", (1, 8)),
+        ("#SBATCH --nodes=2-4\n#SBATCH --mem=0", "", (2, 8)),
+        ("#SBATCH --nodes=2", "--nodes=8 --gpus-per-node 8 -p gpu", (8, 8)),
     ],
 )
-def test_its_lines_and_the_command_say_how_many_nodes_and_gpus(write, lines, words, nodes, gpus):
+def test_a_scripts_lines_and_the_commands_options_say_how_many_nodes_and_gpus(write, lines, options, nodes_and_gpus):
     write("job.sh", f"#!/bin/bash -l\n{lines}\n{TRAIN}\n")
+    nodes, gpus = nodes_and_gpus
     expected = [f"trainer.nnodes={nodes}", f"trainer.n_gpus_per_node={gpus}"]
-    assert arguments("sbatch", *words.split(), "job.sh") == expected
-    if not words:
+    assert arguments("sbatch", *options.split(), "job.sh") == expected
+    if not options:
         # As it is explained where sbatch is left out.
         assert arguments("bash", "job.sh") == expected
 
@@ -109,18 +111,18 @@ def test_its_lines_and_the_command_say_how_many_nodes_and_gpus(write, lines, wor
 def test_sbatch_within_a_script_starts_its_script_once(write):
     write("job.sh", f'#!/bin/bash\n#SBATCH -N 2\nsbatch --dependency=afterany:$SLURM_JOB_ID job.sh\n{TRAIN} "$@"\n')
     write("submit.sh", "for seed in 1 2; do sbatch --export=ALL job.sh data.seed=$seed; done\n")
-    assert arguments("bash", "submit.sh") == [*EIGHT, "data.seed=1"]
+    assert arguments("bash", "submit.sh") == [*TWO_NODES_OF_EIGHT, "data.seed=1"]
     write("submit.sh", f"sbatch -N 2 <<'END'\n#!/bin/bash\n#SBATCH --gpus-per-node=8\n{TRAIN}\nEND\n")
-    assert arguments("bash", "submit.sh") == EIGHT
+    assert arguments("bash", "submit.sh") == TWO_NODES_OF_EIGHT
     write("submit.sh", f'sbatch -N 2 --wrap "{PYTHON} fake.py a=1"\n')
     assert arguments("bash", "submit.sh") == ["a=1"]
 
 
 def test_the_options_on_the_first_line_of_a_script_hold(write):
-    for options, starts in (("-l", True), ("-e", False), ("-le", False)):
+    for options, reaches_verl in (("-l", True), ("-e", False), ("-le", False)):
         write("job.sh", f"#!/bin/bash {options}\n#SBATCH -N 2\nfalse\n{TRAIN}\n")
-        answer = explain("sbatch", "job.sh", code=0 if starts else 1)
-        assert len(answer["runs"]) == starts, options
+        answer = explain("sbatch", "job.sh", code=0 if reaches_verl else 1)
+        assert len(answer["runs"]) == (1 if reaches_verl else 0), options
     write("submit.sh", f"sbatch -N 2 <<'END'\n#!/bin/bash -e\nfalse\n{TRAIN}\nEND\n")
     assert explain("bash", "submit.sh", code=1)["runs"] == []
 
@@ -148,21 +150,21 @@ def test_what_a_container_of_other_paths_starts_has_a_hint(write):
         "job.sh", "#!/bin/bash\n#SBATCH -N 2\ndocker run --gpus all -v $PWD:/workspace image bash /workspace/run.sh\n"
     )
     stops = explain("sbatch", "job.sh", code=1)["stops"]
-    assert any("put `clipx explain --` in front of it inside the container" in why for why in stops)
+    assert any("put `clipx explain --` in front of it inside the container" in reason for reason in stops)
 
 
 @pytest.mark.slow
 def test_a_wait_that_never_ends_is_ended_with_its_line(write):
     write("job.sh", f"#!/bin/bash\n#SBATCH -N 2\nuntil [[ -e joined ]]; do\n  sleep 5\ndone\n{TRAIN}\n")
-    (why,) = explain("sbatch", "job.sh", code=1)["stops"]
-    assert "job.sh: line 4: sleep 5" in why and "waits here in a loop" in why
+    (reason,) = explain("sbatch", "job.sh", code=1)["stops"]
+    assert "job.sh: line 4: sleep 5" in reason and "waits here in a loop" in reason
 
 
-JOB = f"{PYTHON} fake.py +clipx=acpo clipx.scope=mini_batch"
+TRAIN_ACPO = f"{PYTHON} fake.py +clipx=acpo clipx.scope=mini_batch"
 
 
 @pytest.mark.parametrize(
-    ("options", "lacks"),
+    ("options", "lacks_plugin"),
     [
         ("--working-dir .", True),
         ("--runtime-env env.yaml", True),
@@ -175,18 +177,21 @@ JOB = f"{PYTHON} fake.py +clipx=acpo clipx.scope=mini_batch"
         ("--working-dir code", False),
     ],
 )
-def test_a_ray_job_without_the_plugin_is_said_to_be_one(write, tmp_path, options, lacks):
+def test_a_ray_job_without_the_plugin_is_remarked_on(write, tmp_path, options, lacks_plugin):
     write("env.yaml", "working_dir: ./\nenv_vars:\n  NCCL_DEBUG: WARN\n")
     write("with.yaml", "py_modules:\n  - /wheels/verl_clipx-0.1.0-py3-none-any.whl\n")
     write("needs.txt", "verl-clipx\n")
     (tmp_path / "code" / "verl_clipx").mkdir(parents=True)
-    write("run.sh", f'ray job submit --address http://head:8265 {options} -- {JOB} "$@"\n')
-    answer = explain("bash", "run.sh")
-    assert [remark.startswith("nothing that `ray job submit` gives the job") for remark in answer["remarks"]] == [
-        True
-    ] * lacks
-    assert ("names verl-clipx" in CliRunner().invoke(app, ["explain", "--", "bash", "run.sh"]).stdout) == lacks
+    write("run.sh", f'ray job submit --address http://head:8265 {options} -- {TRAIN_ACPO} "$@"\n')
+    remarks = explain("bash", "run.sh")["remarks"]
+    output = CliRunner().invoke(app, ["explain", "--", "bash", "run.sh"]).stdout
+    assert ("names verl-clipx" in output) == lacks_plugin
+    if lacks_plugin:
+        (remark,) = remarks
+        assert remark.startswith("nothing that `ray job submit` gives the job")
+    else:
+        assert remarks == []
 
 
-def test_the_nodes_of_a_list():
+def test_a_node_list_with_ranges_is_expanded_to_its_names():
     assert slurm.expand_nodes("gpu[01-03,07],login1") == ["gpu01", "gpu02", "gpu03", "gpu07", "login1"]
