@@ -35,13 +35,15 @@ from verl_clipx.run.start import resolve_into_config
 
 REPOSITORY = Path(__file__).parents[2]
 OFF_THE_PATH = REPOSITORY / "tests" / "run" / "fixtures" / "keys_off_the_path.txt"
-CORRECTION, ROLLOUT = "algorithm.rollout_correction", "actor_rollout_ref.rollout"
+CORRECTION = "algorithm.rollout_correction"
+ROLLOUT = "actor_rollout_ref.rollout"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 LOG_PROBS = f"{ROLLOUT}.calculate_log_probs"
-HELD = ("+clipx/hold=clip_fraction", "clipx.hold.value=0.02")
+HOLD = ("+clipx/hold=clip_fraction", "clipx.hold.value=0.02")
 
 
-def of_verl(**keys):
+def actor_overrides(**keys):
+    """Overrides of keys below verl's actor."""
     return [f"{ACTOR}.{key}={value}" for key, value in keys.items()]
 
 
@@ -93,14 +95,15 @@ def test_the_defaults_are_those_of_verl_and_each_is_of_a_loss_of_verls():
     ],
 )
 def test_verls_key_becomes_the_methods(group, keys, expected):
-    own = ["clipx.function=tests.example_losses:soft"] if group == "custom" else []
-    config, decision = decided(f"+clipx={group}", *own, *of_verl(**keys))
+    function = ["clipx.function=tests.example_losses:soft"] if group == "custom" else []
+    config, decision = decided(f"+clipx={group}", *function, *actor_overrides(**keys))
     method = actor_of(config).policy_loss.clipx.method
     assert {name: getattr(method, name) for name in expected} == expected
     taken = decision.record.loss.taken
     # Written down for verl's own print of the configuration and for the record.
-    assert {name: config.clipx[name] for name in taken} == {name: of["value"] for name, of in taken.items()}
-    assert all(of["key"] in keys and getattr(method, name) == of["value"] for name, of in taken.items())
+    for name, verl_key in taken.items():
+        assert verl_key["key"] in keys
+        assert config.clipx[name] == getattr(method, name) == verl_key["value"]
     # Decided again, as in a notebook, it is the same.
     again = resolve_into_config(config, group=group)
     assert (again.record.line, again.record.loss.taken) == (decision.record.line, taken)
@@ -110,35 +113,45 @@ def test_verls_key_becomes_the_methods(group, keys, expected):
     ("group", "overrides", "key", "parameter"),
     [
         # Ours is set too: by the user, even to its default, or by the group.
-        ("grpo", ["clipx.clip_high=1.2", *of_verl(clip_ratio_high=0.28)], "clip_ratio_high", "clip_high=1.2"),
-        ("grpo", ["clipx.dual_clip=null", *of_verl(clip_ratio_c=10)], "clip_ratio_c", "dual_clip=null"),
-        ("grpo", ["clipx.clip_low=0.7", *of_verl(clip_ratio=0.2)], "clip_ratio", "clip_low=0.8"),
-        ("dapo", of_verl(clip_ratio_high=0.3), "clip_ratio_high", "clip_high=1.28"),
+        ("grpo", ["clipx.clip_high=1.2", *actor_overrides(clip_ratio_high=0.28)], "clip_ratio_high", "clip_high=1.2"),
+        ("grpo", ["clipx.dual_clip=null", *actor_overrides(clip_ratio_c=10)], "clip_ratio_c", "dual_clip=null"),
+        ("grpo", ["clipx.clip_low=0.7", *actor_overrides(clip_ratio=0.2)], "clip_ratio", "clip_low=0.8"),
+        ("dapo", actor_overrides(clip_ratio_high=0.3), "clip_ratio_high", "clip_high=1.28"),
         # verl's default counts where the user has written it.
-        ("dapo", of_verl(clip_ratio_high=0.2), "clip_ratio_high", "clip_high=1.28"),
-        ("acpo_reference", of_verl(clip_ratio_c="null"), "clip_ratio_c", "dual_clip=null"),
-        ("dro", ["clipx.beta=0.1", *of_verl(**{"policy_loss.dro_beta": 0.5})], "policy_loss.dro_beta", "beta=0.1"),
+        ("dapo", actor_overrides(clip_ratio_high=0.2), "clip_ratio_high", "clip_high=1.28"),
+        ("acpo_reference", actor_overrides(clip_ratio_c="null"), "clip_ratio_c", "dual_clip=null"),
+        (
+            "dro",
+            ["clipx.beta=0.1", *actor_overrides(**{"policy_loss.dro_beta": 0.5})],
+            "policy_loss.dro_beta",
+            "beta=0.1",
+        ),
         # It cannot mean this: no number, beyond an end, a percentage, bounds of tokens on the ratio of a sequence.
-        ("grpo", of_verl(clip_ratio_high="high"), "clip_ratio_high", "number"),
-        ("cispo", of_verl(clip_ratio_low=10), "clip_ratio_low", "clip_low=-9"),
-        ("sapo", of_verl(tau_neg="null"), "tau_neg", "tau_negative=null"),
-        ("dapo", of_verl(clip_ratio_high=28), "clip_ratio_high", "write 0.28"),
-        ("grpo", of_verl(clip_ratio_low=1.5), "clip_ratio_low", "write 0.015"),
-        ("gspo", of_verl(clip_ratio_high=0.28), "clip_ratio_high", "clip_high=1.28"),
+        ("grpo", actor_overrides(clip_ratio_high="high"), "clip_ratio_high", "number"),
+        ("cispo", actor_overrides(clip_ratio_low=10), "clip_ratio_low", "clip_low=-9"),
+        ("sapo", actor_overrides(tau_neg="null"), "tau_neg", "tau_negative=null"),
+        ("dapo", actor_overrides(clip_ratio_high=28), "clip_ratio_high", "write 0.28"),
+        ("grpo", actor_overrides(clip_ratio_low=1.5), "clip_ratio_low", "write 0.015"),
+        ("gspo", actor_overrides(clip_ratio_high=0.28), "clip_ratio_high", "clip_high=1.28"),
         # The exponential of a width is above the largest float.
-        ("gmpo", of_verl(clip_ratio_high=1000), "clip_ratio_high", "clip_high=inf, which must be a number"),
-        ("gmpo", of_verl(clip_ratio_low=-1000), "clip_ratio_low", "clip_low=inf, which must be a number"),
+        ("gmpo", actor_overrides(clip_ratio_high=1000), "clip_ratio_high", "clip_high=inf, which must be a number"),
+        ("gmpo", actor_overrides(clip_ratio_low=-1000), "clip_ratio_low", "clip_low=inf, which must be a number"),
         # With six digits it would be another bound, which contradicts the key.
-        ("gspo", of_verl(clip_ratio_high=0.28000001), "clip_ratio_high", "set clipx.clip_high=1.28000001 if"),
+        ("gspo", actor_overrides(clip_ratio_high=0.28000001), "clip_ratio_high", "set clipx.clip_high=1.28000001 if"),
         # Two keys of verl's for one parameter.
-        ("sapo", of_verl(**{"tau_pos": 2, "policy_loss.tau_pos": 3}), "policy_loss.tau_pos", f"{ACTOR}.tau_pos=2"),
+        (
+            "sapo",
+            actor_overrides(**{"tau_pos": 2, "policy_loss.tau_pos": 3}),
+            "policy_loss.tau_pos",
+            f"{ACTOR}.tau_pos=2",
+        ),
     ],
 )
 def test_a_value_that_the_method_cannot_take_over_is_refused_with_both_keys(group, overrides, key, parameter):
     (refusal,) = refused(f"+clipx={group}", *overrides)
-    given = next(word.partition("=")[2] for word in overrides if word.startswith(f"{ACTOR}.{key}="))
+    value = next(word.partition("=")[2] for word in overrides if word.startswith(f"{ACTOR}.{key}="))
     assert refusal.key == f"{ACTOR}.{key}"
-    assert str(refusal.value) == given.replace("null", "None")
+    assert str(refusal.value) == value.replace("null", "None")
     assert parameter in f"{refusal.reason}. {refusal.advice}"
 
 
@@ -157,11 +170,11 @@ def test_a_value_that_the_method_cannot_take_over_is_refused_with_both_keys(grou
     ],
 )
 def test_a_clip_key_that_the_method_does_not_read_is_named_and_stops_nothing(group, keys, is_named):
-    config, decision = decided(f"+clipx={group}", *of_verl(**keys))
+    config, decision = decided(f"+clipx={group}", *actor_overrides(**keys))
     unused = {f"{ACTOR}.{key}": value for key, value in keys.items()} if is_named else {}
     in_order = sorted(keys.items(), key=lambda pair: [*CLIP_KEYS].index(pair[0]))
-    said = f"; verl's {', '.join(f'{key}={value}' for key, value in in_order)} not used; "
-    assert (said in decision.record.line) == ("not used" in decision.record.line) == is_named
+    remark = f"; verl's {', '.join(f'{key}={value}' for key, value in in_order)} not used; "
+    assert (remark in decision.record.line) == ("not used" in decision.record.line) == is_named
     # The record and the workers have it too, and the parameters are the group's.
     policy_loss = actor_of(config).policy_loss
     assert policy_loss.run.record.loss.unused == unused == decision.record.loss.unused
@@ -172,62 +185,70 @@ def test_a_clip_key_that_the_method_does_not_read_is_named_and_stops_nothing(gro
 
 # --- Refusals --------------------------------------------------------------------------------------------------------
 
-VLLM, RAW, TOP_P = f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.logprobs_mode=raw_logprobs", f"{ROLLOUT}.top_p=0.9"
-DISTILLED, BY_ITSELF = "distillation.enabled=True", "distillation.distillation_loss.use_task_rewards=False"
-BYPASSED, WEIGHTS = f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_is=token"
-CENTERED = f"+{CORRECTION}.score_centering=True"
-REJECTED = (f"{CORRECTION}.rollout_rs=seq_mean_k3", f"{CORRECTION}.rollout_rs_threshold=0.01")
+VLLM = f"{ROLLOUT}.name=vllm"
+RAW_LOG_PROBS = f"{ROLLOUT}.logprobs_mode=raw_logprobs"
+LOG_PROBS_OF_VLLM = "engine_kwargs.vllm.logprobs_mode=processed_logprobs"
+TOP_P = f"{ROLLOUT}.top_p=0.9"
+DISTILLATION = "distillation.enabled=True"
+WITHOUT_TASK_REWARDS = "distillation.distillation_loss.use_task_rewards=False"
+BYPASSED = f"{CORRECTION}.bypass_mode=True"
+TOKEN_WEIGHTS = f"{CORRECTION}.rollout_is=token"
+CENTERED_SCORES = f"+{CORRECTION}.score_centering=True"
+SEQUENCE_REJECTION = (f"{CORRECTION}.rollout_rs=seq_mean_k3", f"{CORRECTION}.rollout_rs_threshold=0.01")
 ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size=2"
-MEGATRON, VEOMNI = (f"{ACTOR}.strategy={name}" for name in ("megatron", "veomni"))
-OVERRIDE = "actor_rollout_ref.model.override_config.attn_implementation"
-FUSED, FSDP2 = "actor_rollout_ref.model.use_fused_kernels=True", f"{ACTOR}.strategy=fsdp2"
+MEGATRON = f"{ACTOR}.strategy=megatron"
+VEOMNI = f"{ACTOR}.strategy=veomni"
+FSDP2 = f"{ACTOR}.strategy=fsdp2"
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+FUSED_KERNELS = "actor_rollout_ref.model.use_fused_kernels=True"
+SELECTED_BEFORE_UPDATE = ("+clipx/select=high_entropy", "clipx.select.over=mini_batch")
 MODELS = Path(__file__).parent / "fixtures" / "models"
-SELECTED = ("+clipx/select=high_entropy", "clipx.select.over=mini_batch")
-UNTIED, TIED = (f"actor_rollout_ref.model.path={MODELS / name}" for name in ("untied", "tied"))
-IN_ENGINE = "engine_kwargs.vllm.logprobs_mode=processed_logprobs"
+# Whether the model's head has the embedding's weights.
+UNTIED_MODEL = f"actor_rollout_ref.model.path={MODELS / 'untied'}"
+TIED_MODEL = f"actor_rollout_ref.model.path={MODELS / 'tied'}"
 
 # key=value: reason. Advice.
-FORM = re.compile(r"(?s)[\w.]+=.+?: .+[^.]\. [A-Z].+[.]")
+FORM_OF_REFUSAL = re.compile(r"(?s)[\w.]+=.+?: .+[^.]\. [A-Z].+[.]")
 
 # What the reason or the advice names, and the overrides, of which the last is refused.
 REFUSED = [
     # What would train something else than the line says.
-    ("clipx.method=acpo", "+clipx=acpo", f"{POLICY_LOSS}.loss_mode=vanilla"),
-    ("+clipx=acpo", f"{POLICY_LOSS}.loss_mode=clipx_acpo"),
-    ("+clipx=custom clipx.function=", f"{POLICY_LOSS}.loss_mode=clipx_somebody_s"),
-    ("+clipx=grpo", "+clipx=observe", f"{POLICY_LOSS}.loss_mode=clipx_grpo"),
-    ("vanilla", "+clipx=observe", f"{POLICY_LOSS}.loss_mode=ppo"),
-    ("the method acpo", "+clipx=acpo", DISTILLED, BY_ITSELF),
-    ("+clipx=observe", "+clipx=observe", DISTILLED, BY_ITSELF),
-    ("bypass_mode=True", "+clipx=acpo", BYPASSED, WEIGHTS),
-    ("clipx.behaviour=old", "+clipx=m2po", f"{LOG_PROBS}=true", WEIGHTS),
-    ("method tests_to_sampler", "+clipx=custom", "clipx.function=tests.example_losses:ToSampler", WEIGHTS),
+    ("clipx.method=acpo", ("+clipx=acpo", f"{POLICY_LOSS}.loss_mode=vanilla")),
+    ("+clipx=acpo", (f"{POLICY_LOSS}.loss_mode=clipx_acpo",)),
+    ("+clipx=custom clipx.function=", (f"{POLICY_LOSS}.loss_mode=clipx_somebody_s",)),
+    ("+clipx=grpo", ("+clipx=observe", f"{POLICY_LOSS}.loss_mode=clipx_grpo")),
+    ("vanilla", ("+clipx=observe", f"{POLICY_LOSS}.loss_mode=ppo")),
+    ("the method acpo", ("+clipx=acpo", DISTILLATION, WITHOUT_TASK_REWARDS)),
+    ("+clipx=observe", ("+clipx=observe", DISTILLATION, WITHOUT_TASK_REWARDS)),
+    ("bypass_mode=True", ("+clipx=acpo", BYPASSED, TOKEN_WEIGHTS)),
+    ("clipx.behaviour=old", ("+clipx=m2po", f"{LOG_PROBS}=true", TOKEN_WEIGHTS)),
+    ("method tests_to_sampler", ("+clipx=custom", "clipx.function=tests.example_losses:ToSampler", TOKEN_WEIGHTS)),
     # A mask that compares two policies which are one.
-    ("clipx.mask.rule=icepop", "+clipx=grpo", "+clipx/mask=icepop", BYPASSED),
-    ("ppo_clip", "+clipx=grpo", BYPASSED, f"{CORRECTION}.loss_type=reinforce"),
-    ("its own loss", "+clipx=grpo", BYPASSED, CENTERED),
+    ("clipx.mask.rule=icepop", ("+clipx=grpo", "+clipx/mask=icepop", BYPASSED)),
+    ("ppo_clip", ("+clipx=grpo", BYPASSED, f"{CORRECTION}.loss_type=reinforce")),
+    ("its own loss", ("+clipx=grpo", BYPASSED, CENTERED_SCORES)),
     # As verl's presets bypass_pg_*_sc will set them.
-    ("its own loss", "+clipx=topr", BYPASSED, CENTERED),
-    ("logits", "+clipx=observe", BYPASSED, f"{CORRECTION}.loss_type=reinforce", CENTERED),
-    ("clipx.pull.anchor=rollout", "+clipx=grpo", "+clipx/pull=k2", "clipx.pull.anchor=rollout", f"{LOG_PROBS}=False"),
-    (CORRECTION, "+clipx=grpo", f"{POLICY_LOSS}.rollout_correction.rollout_is=sequence"),
-    (f"{ACTOR}.loss_scale_factor=null", "+clipx=grpo", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm"),
+    ("its own loss", ("+clipx=topr", BYPASSED, CENTERED_SCORES)),
+    ("logits", ("+clipx=observe", BYPASSED, f"{CORRECTION}.loss_type=reinforce", CENTERED_SCORES)),
+    ("clipx.pull.anchor=rollout", ("+clipx=grpo", "+clipx/pull=k2", "clipx.pull.anchor=rollout", f"{LOG_PROBS}=False")),
+    (CORRECTION, ("+clipx=grpo", f"{POLICY_LOSS}.rollout_correction.rollout_is=sequence")),
+    (f"{ACTOR}.loss_scale_factor=null", ("+clipx=grpo", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm")),
     # Ratios to the sampler that are off.
-    ("raw_logprobs", "+clipx=m2po", VLLM, TOP_P),
+    ("raw_logprobs", ("+clipx=m2po", VLLM, TOP_P)),
     # At another temperature the bare logits' are no remedy.
-    ("top_k=-1.", "+clipx=acpo", BYPASSED, VLLM, f"{ROLLOUT}.temperature=0.8", f"{ROLLOUT}.top_k=20"),
-    ("cpu's log-prob", "+clipx=acpo", WEIGHTS, f"{ROLLOUT}.name=cpu", f"{ROLLOUT}.min_p=0.05"),
-    ("top_k=-1", "+clipx=acpo", *REJECTED, VLLM, f"{ROLLOUT}.top_k=50", TOP_P),
-    ("the version of sglang", "+clipx=acpo", BYPASSED, f"{ROLLOUT}.name=sglang", RAW, TOP_P),
-    (IN_ENGINE, "+clipx=acpo", BYPASSED, VLLM, RAW, f"{ROLLOUT}.{IN_ENGINE}", TOP_P),
-    ("temperature=0.8", "+clipx=acpo", BYPASSED, VLLM, f"{ROLLOUT}.temperature=0.8", RAW),
-    ("processed", "+clipx=acpo", BYPASSED, VLLM, f"{ROLLOUT}.logprobs_mode=raw_logits"),
+    ("top_k=-1.", ("+clipx=acpo", BYPASSED, VLLM, f"{ROLLOUT}.temperature=0.8", f"{ROLLOUT}.top_k=20")),
+    ("cpu's log-prob", ("+clipx=acpo", TOKEN_WEIGHTS, f"{ROLLOUT}.name=cpu", f"{ROLLOUT}.min_p=0.05")),
+    ("top_k=-1", ("+clipx=acpo", *SEQUENCE_REJECTION, VLLM, f"{ROLLOUT}.top_k=50", TOP_P)),
+    ("the version of sglang", ("+clipx=acpo", BYPASSED, f"{ROLLOUT}.name=sglang", RAW_LOG_PROBS, TOP_P)),
+    (LOG_PROBS_OF_VLLM, ("+clipx=acpo", BYPASSED, VLLM, RAW_LOG_PROBS, f"{ROLLOUT}.{LOG_PROBS_OF_VLLM}", TOP_P)),
+    ("temperature=0.8", ("+clipx=acpo", BYPASSED, VLLM, f"{ROLLOUT}.temperature=0.8", RAW_LOG_PROBS)),
+    ("processed", ("+clipx=acpo", BYPASSED, VLLM, f"{ROLLOUT}.logprobs_mode=raw_logits")),
     # verl's LOCAL, where verl has it: `test_verls_local_is_refused_as_soon_as_verl_has_it`.
-    ("clipx.method=grpo", "+clipx=grpo", f"{POLICY_LOSS}.loss_mode=local"),
-    ("logits", "+clipx=observe", f"{POLICY_LOSS}.loss_mode=local"),
+    ("clipx.method=grpo", ("+clipx=grpo", f"{POLICY_LOSS}.loss_mode=local")),
+    ("logits", ("+clipx=observe", f"{POLICY_LOSS}.loss_mode=local")),
     # Where the loss runs elsewhere.
     *(
-        (named, group, override)
+        (named, (group, override))
         for group, named in (("+clipx=acpo", "the method acpo"), ("+clipx=observe", "+clipx=observe"))
         for override in (
             "trainer.v1.trainer_mode=remote_backend",
@@ -236,45 +257,50 @@ REFUSED = [
         )
     ),
     # Engines that cannot serve the loss.
-    (f"{OVERRIDE}=sdpa", "+clipx=grpo", f"{OVERRIDE}=sdpa", ULYSSES),
-    (f"{OVERRIDE}=sdpa", "+clipx=observe", f"{OVERRIDE}=sdpa", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"),
-    (f"{OVERRIDE}=sdpa", "+clipx=grpo", f"{OVERRIDE}=sdpa", ULYSSES.replace("actor.", "ref.")),
-    ("untied", "+clipx=grpo", FSDP2, UNTIED, FUSED),
-    ("R3", "+clipx=acpo", VEOMNI, f"+{ACTOR}.veomni.router_replay.mode=R2"),
-    ("before each update", "+clipx=grpo", *SELECTED, VEOMNI, f"+{ACTOR}.veomni.router_replay.mode=R2"),
-    ("data-parallel group", "+clipx=grpo", MEGATRON, f"{ACTOR}.megatron.dynamic_context_parallel=True"),
+    (f"{ATTENTION}=sdpa", ("+clipx=grpo", f"{ATTENTION}=sdpa", ULYSSES)),
+    (
+        f"{ATTENTION}=sdpa",
+        ("+clipx=observe", f"{ATTENTION}=sdpa", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"),
+    ),
+    (f"{ATTENTION}=sdpa", ("+clipx=grpo", f"{ATTENTION}=sdpa", ULYSSES.replace("actor.", "ref."))),
+    ("untied", ("+clipx=grpo", FSDP2, UNTIED_MODEL, FUSED_KERNELS)),
+    ("R3", ("+clipx=acpo", VEOMNI, f"+{ACTOR}.veomni.router_replay.mode=R2")),
+    ("before each update", ("+clipx=grpo", *SELECTED_BEFORE_UPDATE, VEOMNI, f"+{ACTOR}.veomni.router_replay.mode=R2")),
+    ("data-parallel group", ("+clipx=grpo", MEGATRON, f"{ACTOR}.megatron.dynamic_context_parallel=True")),
     # What verl would stop at minutes later, or pass over.
-    *(("no update", "+clipx=observe", f"{ACTOR}.ppo_epochs={number}") for number in (0, 0.5)),
-    ("'token'", "+clipx=acpo", f"{CORRECTION}.rollout_is=nonsense"),
-    ("must be provided", "+clipx=grpo", f"{CORRECTION}.rollout_rs=token_k1"),
-    (BYPASSED, "+clipx=acpo", BYPASSED, f"{LOG_PROBS}=False"),
-    (WEIGHTS, "+clipx=observe", WEIGHTS, f"{LOG_PROBS}=False"),
-    (REJECTED[0], "+clipx=acpo", *REJECTED, f"{LOG_PROBS}=False"),
-    ("clipx.weight=rollout", "+clipx=bapo", "clipx.weight=rollout", f"{LOG_PROBS}=False"),
-    ("clipx.behaviour=rollout", "+clipx=m2po", f"{LOG_PROBS}=False"),
+    ("no update", ("+clipx=observe", f"{ACTOR}.ppo_epochs=0")),
+    ("no update", ("+clipx=observe", f"{ACTOR}.ppo_epochs=0.5")),
+    ("'token'", ("+clipx=acpo", f"{CORRECTION}.rollout_is=nonsense")),
+    ("must be provided", ("+clipx=grpo", f"{CORRECTION}.rollout_rs=token_k1")),
+    (BYPASSED, ("+clipx=acpo", BYPASSED, f"{LOG_PROBS}=False")),
+    (TOKEN_WEIGHTS, ("+clipx=observe", TOKEN_WEIGHTS, f"{LOG_PROBS}=False")),
+    (SEQUENCE_REJECTION[0], ("+clipx=acpo", *SEQUENCE_REJECTION, f"{LOG_PROBS}=False")),
+    ("clipx.weight=rollout", ("+clipx=bapo", "clipx.weight=rollout", f"{LOG_PROBS}=False")),
+    ("clipx.behaviour=rollout", ("+clipx=m2po", f"{LOG_PROBS}=False")),
     # Bounds beside those that are solved for.
-    ("clipx.hold", "+clipx=dapo", *HELD, "clipx.clip_high=1.28"),
-    ("clipx.hold", "+clipx=ipo", *HELD, "clipx.threshold=0.5"),
+    ("clipx.hold", ("+clipx=dapo", *HOLD, "clipx.clip_high=1.28")),
+    ("clipx.hold", ("+clipx=ipo", *HOLD, "clipx.threshold=0.5")),
     # Keys of the loss where nothing reads them.
-    (f"{ACTOR}.clip_ratio_high", "+clipx=acpo", "actor.clip_ratio_high=0.3"),
-    (f"{ACTOR}.kl_loss_coef", "+clipx=observe", "algorithm.kl_loss_coef=0.3"),
-    (f"{ACTOR}.clip_ratio", "+clipx=acpo", "clip_ratio=0.3"),
+    (f"{ACTOR}.clip_ratio_high", ("+clipx=acpo", "actor.clip_ratio_high=0.3")),
+    (f"{ACTOR}.kl_loss_coef", ("+clipx=observe", "algorithm.kl_loss_coef=0.3")),
+    (f"{ACTOR}.clip_ratio", ("+clipx=acpo", "clip_ratio=0.3")),
 ]
 
 
-@pytest.mark.parametrize("row", REFUSED, ids=lambda value: None)
-def test_it_is_refused_with_key_value_and_what_to_do(row):
-    named, *overrides = row
+@pytest.mark.parametrize(("named", "overrides"), REFUSED, ids=lambda value: None)
+def test_the_last_override_is_refused_with_key_value_and_what_to_do(named, overrides):
     (refusal,) = refused(*overrides)
     assert f"{refusal.key}={refusal.value}" == overrides[-1].lstrip("+")
     assert named in f"{refusal.reason}. {refusal.advice}" and refusal.advice
-    assert FORM.fullmatch(str(refusal)), refusal
+    assert FORM_OF_REFUSAL.fullmatch(str(refusal)), refusal
 
 
 def test_all_that_is_wrong_is_said_at_once():
     keys = [
         refusal.key
-        for refusal in refused("+clipx=dapo", *of_verl(clip_ratio_high=0.2, ppo_epochs=0), BYPASSED, WEIGHTS)
+        for refusal in refused(
+            "+clipx=dapo", *actor_overrides(clip_ratio_high=0.2, ppo_epochs=0), BYPASSED, TOKEN_WEIGHTS
+        )
     ]
     assert keys == [f"{CORRECTION}.rollout_is", f"{ACTOR}.ppo_epochs", f"{ACTOR}.clip_ratio_high"]
 
@@ -303,7 +329,7 @@ PULLED = ("+clipx=grpo", "+clipx/pull=k2")
     ("overrides", "advice", "changed"),
     [
         (
-            ("+clipx=observe", BYPASSED, WEIGHTS, *REJECTED),
+            ("+clipx=observe", BYPASSED, TOKEN_WEIGHTS, *SEQUENCE_REJECTION),
             f"set {CORRECTION}.bypass_mode=False and set {CORRECTION}.rollout_is=null and set "
             f"{CORRECTION}.rollout_rs=null",
             ("+clipx=observe", f"{CORRECTION}.bypass_mode=False", f"{CORRECTION}.rollout_is=null"),
@@ -333,14 +359,16 @@ def test_without_log_probs_the_advice_names_all_that_has_to_change(overrides, ad
 
 
 def test_every_refusal_of_the_table_is_met_above():
-    tests, met = {row.refusal for row in ROWS.values() if row.refusal is not None}, set()
-    for _, *overrides in REFUSED:
+    refusal_tests = {row.refusal for row in ROWS.values() if row.refusal is not None}
+    met = set()
+    for _, overrides in REFUSED:
         groups = [word for word in overrides if word.startswith("+clipx")]
         if groups:
             config = merged(groups, parsed(*(word for word in overrides if word not in groups)))
-            values, node = read(config), instantiate(config.clipx)
-            met |= {test for test in tests if [*test(values, node)]}
-    assert [test.__name__ for test in tests - met] == []
+            values = read(config)
+            node = instantiate(config.clipx)
+            met |= {test for test in refusal_tests if [*test(values, node)]}
+    assert [test.__name__ for test in refusal_tests - met] == []
 
 
 def test_verls_local_is_refused_as_soon_as_verl_has_it(monkeypatch):
@@ -383,27 +411,27 @@ SERVED = [
     ("+clipx=acpo", "+runtime.backend=ray"),
     ("+clipx=acpo", "+runtime.backend=null", "+trainer.remote_backend=null"),
     ("+clipx=acpo", f"+{POLICY_LOSS}.local_eta=5.0"),
-    ("+clipx=acpo", ULYSSES, f"{OVERRIDE}=flash_attention_3"),
-    ("+clipx=acpo", f"{OVERRIDE}=sdpa"),
+    ("+clipx=acpo", ULYSSES, f"{ATTENTION}=flash_attention_3"),
+    ("+clipx=acpo", f"{ATTENTION}=sdpa"),
     # Routes that are replayed in every pass, no pass before an update, and the key of another engine.
     ("+clipx=acpo", VEOMNI, f"+{ACTOR}.veomni.router_replay.mode=R3"),
     ("+clipx=grpo", VEOMNI, f"+{ACTOR}.veomni.router_replay.mode=R2"),
     ("+clipx=acpo", "clipx.scope=micro_batch", VEOMNI, f"+{ACTOR}.veomni.router_replay.mode=R2"),
     ("+clipx=observe", VEOMNI, f"+{ACTOR}.veomni.router_replay.mode=R2"),
     ("+clipx=acpo", FSDP2, f"+{ACTOR}.veomni.router_replay.mode=R2"),
-    ("+clipx=grpo", FUSED, FSDP2, TIED),
-    ("+clipx=grpo", FUSED, UNTIED),
-    ("+clipx=grpo", FUSED, FSDP2, "actor_rollout_ref.model.path=hdfs://model"),
-    ("+clipx=acpo", BYPASSED, *REJECTED),
+    ("+clipx=grpo", FUSED_KERNELS, FSDP2, TIED_MODEL),
+    ("+clipx=grpo", FUSED_KERNELS, UNTIED_MODEL),
+    ("+clipx=grpo", FUSED_KERNELS, FSDP2, "actor_rollout_ref.model.path=hdfs://model"),
+    ("+clipx=acpo", BYPASSED, *SEQUENCE_REJECTION),
     ("+clipx=grpo", BYPASSED, "+clipx/mask=opsm", "clipx.mask.delta=0.1"),
     ("+clipx=grpo", "+clipx/mask=icepop"),
-    ("+clipx=cispo", *HELD, "clipx.mask_high=1.3"),
-    ("+clipx=m2po", "clipx.behaviour=old", WEIGHTS),
-    ("+clipx=observe", BYPASSED, WEIGHTS, f"{CORRECTION}.loss_type=reinforce"),
-    ("+clipx=acpo", DISTILLED, "distillation.distillation_loss.clip_ratio_high=0.28"),
-    ("+clipx=acpo", BY_ITSELF),
+    ("+clipx=cispo", *HOLD, "clipx.mask_high=1.3"),
+    ("+clipx=m2po", "clipx.behaviour=old", TOKEN_WEIGHTS),
+    ("+clipx=observe", BYPASSED, TOKEN_WEIGHTS, f"{CORRECTION}.loss_type=reinforce"),
+    ("+clipx=acpo", DISTILLATION, "distillation.distillation_loss.clip_ratio_high=0.28"),
+    ("+clipx=acpo", WITHOUT_TASK_REWARDS),
     ("+clipx=acpo", VLLM, TOP_P),
-    ("+clipx=m2po", VLLM, TOP_P, RAW),
+    ("+clipx=m2po", VLLM, TOP_P, RAW_LOG_PROBS),
     ("+clipx=m2po", VLLM, f"{ROLLOUT}.temperature=0.8", f"{ROLLOUT}.val_kwargs.top_p=0.7"),
     ("+clipx=observe", BYPASSED, VLLM, TOP_P),
     ("+clipx=grpo", f"{LOG_PROBS}=False"),
@@ -417,8 +445,8 @@ SERVED = [
 
 @pytest.mark.parametrize("overrides", SERVED, ids=lambda value: None)
 def test_the_nearest_run_that_is_served_is_not_refused(overrides):
-    returning = [] if any(word.startswith(LOG_PROBS) for word in overrides) else [f"{LOG_PROBS}=True"]
-    assert refused(*overrides, *returning) == []
+    log_probs = [] if any(override.startswith(LOG_PROBS) for override in overrides) else [f"{LOG_PROBS}=True"]
+    assert refused(*overrides, *log_probs) == []
 
 
 # --- The table -------------------------------------------------------------------------------------------------------
@@ -426,15 +454,15 @@ def test_the_nearest_run_that_is_served_is_not_refused(overrides):
 
 @pytest.mark.parametrize(
     "engine",
-    [pytest.param(e, marks=[pytest.mark.slow] * (e != "dp")) for e in ("dp", "megatron", "veomni", "torchtitan")],
+    ["dp", *(pytest.param(engine, marks=pytest.mark.slow) for engine in ("megatron", "veomni", "torchtitan"))],
 )
 def test_every_key_that_verl_composes_is_known(engine):
     keys = entries_by_key(OmegaConf.to_container(hydra_s(f"model_engine={engine}"), resolve=False))
     # Keys, and whole subtrees, that nothing on the way to the loss reads under a name that it does not have elsewhere.
     known = {row.key for row in ROWS.values()} | {*OFF_THE_PATH.read_text().split()}
-    inside = {key for key in keys if any(f"{key}.".startswith(f"{part}.") for part in known)}
-    nodes = {key for key in keys if any(part.startswith(f"{key}.") for part in known)}
-    new = sorted(key for key in keys if key not in inside | nodes)
+    at_or_below_known = {key for key in keys if any(f"{key}.".startswith(f"{part}.") for part in known)}
+    above_known = {key for key in keys if any(part.startswith(f"{key}.") for part in known)}
+    new = sorted(key for key in keys if key not in at_or_below_known | above_known)
     assert not new, (
         f"verl has keys that the plugin does not know: {', '.join(new)}. Give one that matters to the loss a row in "
         f"verl_clipx/run/keys.py, and each of the others, or the node around them, a line in "
