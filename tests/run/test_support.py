@@ -26,40 +26,59 @@ from verl_clipx.run.support import untested
 from verl_clipx.training.worker.extra_pass import refuse_attention_on_a_slice
 from verl_clipx.training.worker.state import state_rank
 
-REPOSITORY, MODELS = Path(__file__).parents[2], Path(__file__).parent / "fixtures" / "models"
-STRATEGY, NAME, ESTIMATOR = f"{ACTOR}.strategy", "actor_rollout_ref.rollout.name", "algorithm.adv_estimator"
-PATH, BYPASS = "actor_rollout_ref.model.path", "algorithm.rollout_correction.bypass_mode"
-OTHER, MEGATRON = "other devices than cuda and cpu", f"{STRATEGY}=megatron"
-REPLAY = "router replay under Megatron"
-CARD = Path(__file__).parent / "fixtures" / "made_up_card.json"
-# A run of what tests ran.
-RUN = (f"{STRATEGY}=fsdp2", f"{NAME}=vllm", f"{ESTIMATOR}=grpo", f"{PATH}={MODELS / 'tied'}")
+REPOSITORY = Path(__file__).parents[2]
+FIXTURES = Path(__file__).parent / "fixtures"
+MODELS = FIXTURES / "models"
+MADE_UP_CARD = FIXTURES / "made_up_card.json"
+
+STRATEGY = f"{ACTOR}.strategy"
+ROLLOUT_NAME = "actor_rollout_ref.rollout.name"
+ESTIMATOR = "algorithm.adv_estimator"
+MODEL_PATH = "actor_rollout_ref.model.path"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+MEGATRON = f"{STRATEGY}=megatron"
+OTHER_DEVICES = "other devices than cuda and cpu"
+REPLAY_UNDER_MEGATRON = "router replay under Megatron"
+# A run all of whose options tests ran.
+TESTED_RUN = (
+    f"{STRATEGY}=fsdp2",
+    f"{ROLLOUT_NAME}=vllm",
+    f"{ESTIMATOR}=grpo",
+    f"{MODEL_PATH}={MODELS / 'tied'}",
+)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "names"),
+    ("overrides", "untested_options"),
     [
-        *((words, []) for words in ((), (f"{NAME}=cpu",), (f"{ESTIMATOR}=rloo",), ("trainer.use_v1=False",))),
+        ((), []),
+        ((f"{ROLLOUT_NAME}=cpu",), []),
+        ((f"{ESTIMATOR}=rloo",), []),
+        (("trainer.use_v1=False",), []),
         ((f"{BYPASS}=True",), []),
-        *(((words,), []) for words in (f"{STRATEGY}=fsdp", "algorithm.filter_groups.enable=True")),
-        *(((words,), [words]) for words in (f"{STRATEGY}=megatron", f"{NAME}=sglang")),
+        ((f"{STRATEGY}=fsdp",), []),
+        (("algorithm.filter_groups.enable=True",), []),
+        ((MEGATRON,), [MEGATRON]),
+        ((f"{ROLLOUT_NAME}=sglang",), [f"{ROLLOUT_NAME}=sglang"]),
         ((f"{ESTIMATOR}=optimal_token_baseline",), [f"{ESTIMATOR}=optimal_token_baseline"]),
         ((f"{ACTOR}.qat.enable=True",), ["QAT"]),
-        ((f"{PATH}={MODELS / 'of_images'}",), ["images and videos"]),
+        ((f"{MODEL_PATH}={MODELS / 'of_images'}",), ["images and videos"]),
         ((f"{BYPASS}=True", "trainer.use_v1=False"), ["bypass mode, v0 trainer"]),
-        *((("trainer.device=" + device,), [OTHER] * (device in ("npu", "xpu"))) for device in ("npu", "xpu", "cpu")),
-        *(
-            ((f"{STRATEGY}=megatron", f"+{ACTOR}.megatron.router_replay.mode={mode}"), [MEGATRON, *names])
-            for mode, names in (("R2", [REPLAY]), ("R3", [REPLAY]), ("disabled", []))
-        ),
+        (("trainer.device=npu",), [OTHER_DEVICES]),
+        (("trainer.device=xpu",), [OTHER_DEVICES]),
+        (("trainer.device=cpu",), []),
+        ((MEGATRON, f"+{ACTOR}.megatron.router_replay.mode=R2"), [MEGATRON, REPLAY_UNDER_MEGATRON]),
+        ((MEGATRON, f"+{ACTOR}.megatron.router_replay.mode=R3"), [MEGATRON, REPLAY_UNDER_MEGATRON]),
+        ((MEGATRON, f"+{ACTOR}.megatron.router_replay.mode=disabled"), [MEGATRON]),
     ],
 )
-def test_an_option_that_no_test_ran_is_named_and_the_receipt_only_warns(overrides, names):
-    _, decision = decided("+clipx=grpo", *RUN, *overrides)
-    assert list(decision.record.untested) == names
-    if names:
-        assert f"; no test has run {', '.join(names)}; ratio to the policy " in decision.record.line
-    assert names or "no test" not in decision.record.line
+def test_an_option_that_no_test_ran_is_named(overrides, untested_options):
+    _, decision = decided("+clipx=grpo", *TESTED_RUN, *overrides)
+    assert list(decision.record.untested) == untested_options
+    if untested_options:
+        assert f"; no test has run {', '.join(untested_options)}; ratio to the policy " in decision.record.line
+    else:
+        assert "no test" not in decision.record.line
 
 
 @pytest.fixture
@@ -67,9 +86,9 @@ def card(tmp_path, monkeypatch):
     """The results of a card that does not exist, beside those of CPUs."""
     for kind in ("cpu", "gpu"):
         shutil.copytree(support.RESULTS / kind, tmp_path / kind, ignore=shutil.ignore_patterns("*.md"))
-    shutil.copy(CARD, tmp_path / "gpu")
+    shutil.copy(MADE_UP_CARD, tmp_path / "gpu")
     monkeypatch.setattr(support, "RESULTS", tmp_path)
-    return read_json(CARD)
+    return read_json(MADE_UP_CARD)
 
 
 def marked(page: str, mark: str) -> list[str]:
@@ -88,23 +107,33 @@ def test_pages_say_what_the_files_say(tables):
     assert {page: {*marked(page, "devices")} for page in ("README.md", "README.zh.md")} == {
         page: {names} for page, names in tables.device_names().items()
     }
-    of_cpus = support.options_of(support.read_records(support.RESULTS)[0])
-    tests = {option["test"] for option in of_cpus.values() if option["outcome"] == "passed"}
+
+
+def test_every_option_has_a_test_on_cpus_that_exists():
+    options_on_cpus = support.options_of(support.read_records(support.RESULTS)[0])
+    tests = {option["test"] for option in options_on_cpus.values() if option["outcome"] == "passed"}
     assert [test for test in tests if not (REPOSITORY / test).exists()] == []
-    named = {*support.OPTIONS, *(name for of in support.NAMED.values() for name in of.values())}
-    assert named - {*of_cpus} == set()
+    names = {*support.OPTIONS}
+    for name_by_value in support.NAMED.values():
+        names |= {*name_by_value.values()}
+    assert names - {*options_on_cpus} == set()
 
 
 def test_a_cards_file_is_all_that_the_tables_need(card, tables):
-    """Failed and ended parts stand there as such, the goals have figures, and README names the card."""
+    """Parts that failed or were ended are listed as such, the goals have figures, and README names the card."""
     table = tables.device_table()
     rows = [line for line in table.splitlines() if "Made-up" in line and line.startswith("|")]
-    outcomes = ["passed", "passed", "failed: test_updates.py::test_fused_kernels", "passed", "timed out after 1500 s"]
-    names = ["losses", "update", "tests on 1", "rollout", "train"]
-    assert rows == [
-        f"| Made-up GPU 80GB | {name} | {outcome} | 00000000 | 2026-01-02 |"
-        for name, outcome in zip(names, outcomes, strict=True)
-    ]
+    outcomes = {
+        "losses": "passed",
+        "update": "passed",
+        "tests on 1": "failed: test_updates.py::test_fused_kernels",
+        "rollout": "passed",
+        "train": "timed out after 1500 s",
+    }
+    expected_rows = []
+    for part, outcome in outcomes.items():
+        expected_rows.append(f"| Made-up GPU 80GB | {part} | {outcome} | 00000000 | 2026-01-02 |")
+    assert rows == expected_rows
     ran = "**Run by tests on Made-up GPU 80GB:**\n\n| option | note |\n|---|---|\n| SGLang |  |\n| vLLM |  |\n"
     assert ran in table
     assert "SGLang" not in table.split("**Run by no test:**")[1]
@@ -115,7 +144,6 @@ def test_a_cards_file_is_all_that_the_tables_need(card, tables):
     assert goals == ["Made-up GPU 80GB", *figures]
 
 
-ON_A_GPU = (*NEEDED, "+hardware=gpu", "+clipx=acpo")
 SHORT = ("data.max_prompt_length=64", "data.max_response_length=24")
 
 
@@ -130,22 +158,22 @@ SHORT = ("data.max_prompt_length=64", "data.max_response_length=24")
     ],
 )
 def test_explain_says_where_such_a_run_has_run(card, tmp_path, monkeypatch, overrides, where):
-    words = ON_A_GPU
+    hardware = ("+hardware=gpu",)
     if "+hardware=cpu" in overrides:
         monkeypatch.setenv("VERL_PLATFORM", "cpu")
-        words = (*NEEDED, "+clipx=acpo")
-    answer = explained(tmp_path, *words, *overrides)
+        hardware = ()
+    answer = explained(tmp_path, *NEEDED, *hardware, "+clipx=acpo", *overrides)
     assert answer["stops"] == []
     assert f"  has run on: CPUs, Made-up GPU 80GB; this run: {where}" in answer["text"]
 
 
 def test_an_option_that_passed_on_a_card_is_tested_and_one_that_failed_on_all_is_not(card):
-    values = {**dict.fromkeys(READ), STRATEGY: "fsdp2", NAME: "sglang", ESTIMATOR: "grpo"}
+    values = {**dict.fromkeys(READ), STRATEGY: "fsdp2", ROLLOUT_NAME: "sglang", ESTIMATOR: "grpo"}
     assert untested(values) == []
     card["parts"]["tests on 2"] = {"options": {"SGLang": {"outcome": "failed"}}, "outcome": "failed"}
-    write_json(support.RESULTS / "gpu" / CARD.name, card)
+    write_json(support.RESULTS / "gpu" / MADE_UP_CARD.name, card)
     support.read_records.cache_clear()
-    assert untested(values) == [f"{NAME}=sglang"]
+    assert untested(values) == [f"{ROLLOUT_NAME}=sglang"]
 
 
 def test_the_cpus_runs_are_those_of_the_end_to_end_tests(monkeypatch):
@@ -156,15 +184,19 @@ def test_the_cpus_runs_are_those_of_the_end_to_end_tests(monkeypatch):
     assert shape in support.read_records(support.RESULTS)[0]["parts"]["tests"]["runs"]
 
 
-def wrong_in(record):
+def wrong_entries(record):
     """What keeps a file out of docs/results/gpu: it says which card ran what, with what, at a commit that exists."""
     forms = {"uuid": r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "driver": r"\d+(\.\d+)+", "cuda": r"\d+\.\d+"}
     wrong = [key for key, form in forms.items() if not re.fullmatch(form, str(record.get(key)))]
-    wrong += ["rehearsal"] * (record["rehearsal"] is not False) + ["kind"] * (record["kind"] != "cuda")
+    if record["rehearsal"] is not False:
+        wrong.append("rehearsal")
+    if record["kind"] != "cuda":
+        wrong.append("kind")
     for name, part in record["parts"].items():
         command = ["git", "cat-file", "-e", f"{part['commit']}^{{commit}}"]
-        there = IS_SHALLOW or subprocess.run(command, cwd=REPOSITORY, capture_output=True).returncode == 0
-        wrong += [name] * (part["changed"] or not there)
+        exists = IS_SHALLOW or subprocess.run(command, cwd=REPOSITORY, capture_output=True).returncode == 0
+        if part["changed"] or not exists:
+            wrong.append(name)
     return wrong
 
 
@@ -177,18 +209,17 @@ IS_SHALLOW = git("rev-parse", "--is-shallow-repository") != "false"
 
 
 def test_a_file_of_a_card_says_which_with_what_and_at_which_commit():
-    assert {path.name: wrong_in(read_json(path)) for path in (support.RESULTS / "gpu").glob("*.json")} == {
-        path.name: [] for path in (support.RESULTS / "gpu").glob("*.json")
-    }
-    record = read_json(CARD)
-    assert IS_SHALLOW or wrong_in(record) == [*record["parts"]]
+    for path in (support.RESULTS / "gpu").glob("*.json"):
+        assert wrong_entries(read_json(path)) == [], path
+    record = read_json(MADE_UP_CARD)
+    assert IS_SHALLOW or wrong_entries(record) == [*record["parts"]]
     for part in record["parts"].values():
         part["commit"] = git("rev-parse", "HEAD") or part["commit"]
-    assert wrong_in(record) == []
+    assert wrong_entries(record) == []
     record["parts"]["update"]["changed"] = True
-    assert wrong_in(record) == ["update"]
-    spoilt = {**record, "parts": {}, "uuid": None, "driver": "580", "cuda": None, "rehearsal": True, "kind": "cpu"}
-    assert wrong_in(spoilt) == ["uuid", "driver", "cuda", "rehearsal", "kind"]
+    assert wrong_entries(record) == ["update"]
+    all_wrong = {"parts": {}, "uuid": None, "driver": "580", "cuda": None, "rehearsal": True, "kind": "cpu"}
+    assert wrong_entries(record | all_wrong) == ["uuid", "driver", "cuda", "rehearsal", "kind"]
 
 
 @pytest.fixture
@@ -210,8 +241,10 @@ def test_a_models_attention_is_looked_at_in_the_worker(model):
 def test_fsdp_turbos_attention_is_its_own(model):
     """verl's engine without its package: how it takes up its own parallelism."""
     engine = object.__new__(FSDPTurboEngineWithLMHead)
-    engine.module, engine.engine_config = model, SimpleNamespace(strategy="fsdp_turbo")
-    engine.model_config, engine.ulysses_sequence_parallel_size = SimpleNamespace(hf_config=model.config), 1
+    engine.module = model
+    engine.engine_config = SimpleNamespace(strategy="fsdp_turbo")
+    engine.model_config = SimpleNamespace(hf_config=model.config)
+    engine.ulysses_sequence_parallel_size = 1
     engine._parallel_state = SimpleNamespace(get_ulysses_group_size=lambda: 2, get_ulysses_group=lambda: None)
     engine._process_ulysses_config()
     assert model.config._attn_implementation == "eager" and engine.ulysses_sequence_parallel_size == 2
@@ -222,7 +255,7 @@ def test_fsdp_turbos_attention_is_its_own(model):
 
 
 @pytest.mark.parametrize(
-    ("outputs", "dp_ranks", "expected"),
+    ("ranks_with_outputs", "dp_ranks", "writer"),
     [
         # Two stages of a pipeline with two data-parallel ranks each: the last stage has the tokens.
         ((False, False, True, True), (0, 1, 0, 1), 2),
@@ -231,36 +264,41 @@ def test_fsdp_turbos_attention_is_its_own(model):
         ((True,), (0,), 0),
     ],
 )
-def test_a_rank_with_tokens_writes_the_state(monkeypatch, outputs, dp_ranks, expected):
-    result, own = [], []
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: own.append(int(tensor)))
-    for rank, (has_outputs, dp_rank) in enumerate(zip(outputs, dp_ranks, strict=True)):
+def test_a_rank_with_tokens_writes_the_state(monkeypatch, ranks_with_outputs, dp_ranks, writer):
+    reduced = []
+    returned = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: reduced.append(int(tensor)))
+    for rank, (has_outputs, dp_rank) in enumerate(zip(ranks_with_outputs, dp_ranks, strict=True)):
         engine = SimpleNamespace(
             is_mp_src_rank_with_outputs=lambda has_outputs=has_outputs: has_outputs,
             get_data_parallel_rank=lambda dp_rank=dp_rank: dp_rank,
         )
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
-        result.append(state_rank(engine, "cpu"))
-    assert result == own and max(own) == expected and sum(rank >= 0 for rank in own) == 1
+        returned.append(state_rank(engine, "cpu"))
+    # Each rank offers itself or a negative number; the largest writes.
+    assert returned == reduced
+    assert max(reduced) == writer
+    assert sum(rank >= 0 for rank in reduced) == 1
 
 
 def test_the_costs_that_explain_names_are_those_of_the_page():
     costs = support.read_costs()
     page = " ".join((REPOSITORY / "docs/dev/measurements.md").read_text("utf-8").split())
-    more = costs["update_of_vanilla"]
-    assert f"| ACPO, `mini_batch` | {more['mini_batch']}," in page and f"| ACPO, `lagged` | {more['lagged']}," in page
-    assert f"twice as many steps | {more['lopti']:.3f} |" in page
+    factors = costs["update_of_vanilla"]
+    assert f"| ACPO, `mini_batch` | {factors['mini_batch']}," in page
+    assert f"| ACPO, `lagged` | {factors['lagged']}," in page
+    assert f"twice as many steps | {factors['lopti']:.3f} |" in page
     readme = " ".join((REPOSITORY / "README.md").read_text("utf-8").split())
-    of_methods = [float(share) - 1 for share in re.findall(r"\| \w+, `mini_batch` \| ([\d.]+),", page)]
-    assert len(of_methods) == 2
-    assert f"update took {100 * min(of_methods):.0f} to {100 * max(of_methods):.0f} % longer" in readme
-    assert f"it took {100 * (more['lagged'] - 1):.0f} % longer" in readme
-    named, _, section = costs["source"].partition("#")
+    shares = [float(share) - 1 for share in re.findall(r"\| \w+, `mini_batch` \| ([\d.]+),", page)]
+    assert len(shares) == 2
+    assert f"update took {100 * min(shares):.0f} to {100 * max(shares):.0f} % longer" in readme
+    assert f"it took {100 * (factors['lagged'] - 1):.0f} % longer" in readme
+    users_page, _, section = costs["source"].partition("#")
     assert section == "cost"
-    of_users = " ".join((REPOSITORY / named).read_text("utf-8").partition("## Cost\n")[2].split())
-    acpo, bapo = (f"{100 * share:.0f} %" for share in sorted(of_methods, reverse=True))
-    assert f"Measured: {acpo} of an update's time with ACPO, {bapo} with BAPO" in of_users
-    assert f"measured: {100 * (more['lagged'] - 1):.0f} % of an update's time with ACPO" in of_users
+    cost_section = " ".join((REPOSITORY / users_page).read_text("utf-8").partition("## Cost\n")[2].split())
+    acpo, bapo = (f"{100 * share:.0f} %" for share in sorted(shares, reverse=True))
+    assert f"Measured: {acpo} of an update's time with ACPO, {bapo} with BAPO" in cost_section
+    assert f"measured: {100 * (factors['lagged'] - 1):.0f} % of an update's time with ACPO" in cost_section
     # A quarter of 64 x 4,096 tokens.
     megabytes = re.search(r"with 25 % of the prompts traced [^;]*; ([\d.]+) MB a rollout batch", page)
     assert 64 * 4096 / 4 * costs["trace_bytes_a_token"] / 1e6 == pytest.approx(float(megabytes[1]), rel=0.01)
