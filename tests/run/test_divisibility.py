@@ -22,20 +22,28 @@ from tests.claims.configuration import parsed
 from tests.composition import composition
 from verl_clipx.run.divisibility import what_does_not_divide
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
 # Beneath the plugin's, which takes the name over.
 WORKER_OF_VERL = TrainingWorker.__bases__[-1]
 # DGPO's batches: 512 prompts, 32 of them a mini-batch, 8 responses each.
 BASE = (
-    *("algorithm.adv_estimator=grpo", "data.train_batch_size=512", f"{ACTOR}.ppo_mini_batch_size=32"),
-    *(f"{ROLLOUT}.n=8", "data.max_prompt_length=1024", "data.max_response_length=8192"),
-    *(f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=9216"),
-    *(f"{ROLLOUT}.tensor_model_parallel_size=1", "trainer.n_gpus_per_node=8", "trainer.nnodes=1"),
+    "algorithm.adv_estimator=grpo",
+    "data.train_batch_size=512",
+    "data.max_prompt_length=1024",
+    "data.max_response_length=8192",
+    f"{ACTOR}.ppo_mini_batch_size=32",
+    f"{ACTOR}.use_dynamic_bsz=True",
+    f"{ACTOR}.ppo_max_token_len_per_gpu=9216",
+    f"{ROLLOUT}.n=8",
+    f"{ROLLOUT}.tensor_model_parallel_size=1",
+    "trainer.n_gpus_per_node=8",
+    "trainer.nnodes=1",
 )
 
 
-def broken_by(changes):
-    """The key that each message begins with."""
+def keys_refused(changes):
+    """KEY=VALUE of each message about what does not divide, of a run with some keys changed."""
     config = composition(*BASE)
     for key, value in changes.items():
         OmegaConf.update(config, key, value)
@@ -70,7 +78,7 @@ def verl_pads_nothing(prompts, mini_batch, samples, data_parallel):
 @settings(max_examples=25, deadline=None)
 @given(nodes=st.integers(1, 4), prompts=st.integers(1, 64), mini_batch=st.integers(1, 64), samples=st.integers(1, 8))
 def test_what_is_accepted_is_what_verl_trains_without_padding(nodes, prompts, mini_batch, samples):
-    result = broken_by(
+    keys = keys_refused(
         {
             "trainer.nnodes": nodes,
             "data.train_batch_size": prompts,
@@ -78,39 +86,45 @@ def test_what_is_accepted_is_what_verl_trains_without_padding(nodes, prompts, mi
             f"{ROLLOUT}.n": samples,
         }
     )
-    ranks, rows = 8 * nodes, prompts * samples
+    ranks = 8 * nodes
+    rows = prompts * samples
     trains = rows % ranks == 0 and verl_trains(rows // ranks, mini_batch * samples, ranks)
     accepted = trains and verl_pads_nothing(prompts, mini_batch, samples, ranks)
-    assert result == ([] if accepted else [f"{ACTOR}.ppo_mini_batch_size={mini_batch}"])
+    assert keys == ([] if accepted else [f"{ACTOR}.ppo_mini_batch_size={mini_batch}"])
 
 
-BUDGET, SIZE = f"{ACTOR}.ppo_max_token_len_per_gpu", f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+TOKENS_PER_GPU = f"{ACTOR}.ppo_max_token_len_per_gpu"
+MICRO_BATCH_SIZE = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 
 
 def test_token_budgets_and_micro_batches_are_refused_as_verl_refuses_them():
     batch = TensorDict({"input_ids": torch.ones(2, 9216), "attention_mask": torch.ones(2, 9216)}, batch_size=[2])
-    assert broken_by({}) == [] and len(rearrange_micro_batches(batch, max_token_len=9216)[0]) == 2
-    assert f"{BUDGET}=9215" in broken_by({BUDGET: 9215})
+    assert keys_refused({}) == [] and len(rearrange_micro_batches(batch, max_token_len=9216)[0]) == 2
+    assert f"{TOKENS_PER_GPU}=9215" in keys_refused({TOKENS_PER_GPU: 9215})
     with pytest.raises(AssertionError, match="max_token_len must be greater"):
         rearrange_micro_batches(batch, max_token_len=9215)
     # Two GPUs that share the sequence have the double budget.
-    assert broken_by({BUDGET: 4608, f"{ACTOR}.ulysses_sequence_parallel_size": 2}) == []
+    assert keys_refused({TOKENS_PER_GPU: 4608, f"{ACTOR}.ulysses_sequence_parallel_size": 2}) == []
     rows = TensorDict({"responses": torch.zeros(32, 1)}, batch_size=[32])
     tu.assign_non_tensor(rows, use_dynamic_bsz=False, micro_batch_size_per_gpu=8)
-    assert broken_by({f"{ACTOR}.use_dynamic_bsz": False, SIZE: 8}) == [] and len(prepare_micro_batches(rows)[0]) == 4
+    assert (
+        keys_refused({f"{ACTOR}.use_dynamic_bsz": False, MICRO_BATCH_SIZE: 8}) == []
+        and len(prepare_micro_batches(rows)[0]) == 4
+    )
     tu.assign_non_tensor(rows, micro_batch_size_per_gpu=5)
-    assert broken_by({f"{ACTOR}.use_dynamic_bsz": False, SIZE: 5}) == [f"{SIZE}=5"]
+    assert keys_refused({f"{ACTOR}.use_dynamic_bsz": False, MICRO_BATCH_SIZE: 5}) == [f"{MICRO_BATCH_SIZE}=5"]
     with pytest.raises(AssertionError, match="must be divisible"):
         prepare_micro_batches(rows)
 
 
 REFERENCE = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
 ULYSSES = "ulysses_sequence_parallel_size"
-ODD = f"{ACTOR}.ppo_mini_batch_size=30"
+# 30 prompts of 8 responses for 8 GPUs divide, but not 512 prompts by 30.
+MINI_BATCH_OF_30 = f"{ACTOR}.ppo_mini_batch_size=30"
 
 
 @pytest.mark.parametrize(
-    ("words", "broken"),
+    ("overrides", "refused"),
     [
         ("trainer.nnodes=-1", "trainer.nnodes=-1"),
         ("trainer.n_gpus_per_node=True", "trainer.n_gpus_per_node=True"),
@@ -122,8 +136,8 @@ ODD = f"{ACTOR}.ppo_mini_batch_size=30"
         (f"{ACTOR}.{ULYSSES}=0", f"{ACTOR}.{ULYSSES}=0"),
         (f"{ACTOR}.{ULYSSES}=null", f"{ACTOR}.{ULYSSES}=null"),
         (f"{ACTOR}.fsdp_config.{ULYSSES}=0", f"{ACTOR}.fsdp_config.{ULYSSES}=0"),
-        (f"{ACTOR}.use_dynamic_bsz=False {SIZE}=0", f"{SIZE}=0"),
-        (f"{BUDGET}=null", f"{BUDGET}=null {ROLLOUT}.log_prob_max_token_len_per_gpu=null"),
+        (f"{ACTOR}.use_dynamic_bsz=False {MICRO_BATCH_SIZE}=0", f"{MICRO_BATCH_SIZE}=0"),
+        (f"{TOKENS_PER_GPU}=null", f"{TOKENS_PER_GPU}=null {ROLLOUT}.log_prob_max_token_len_per_gpu=null"),
         (f"{ROLLOUT}.tensor_model_parallel_size=0", f"{ROLLOUT}.tensor_model_parallel_size=0"),
         (f"{ROLLOUT}.data_parallel_size=null", f"{ROLLOUT}.data_parallel_size=null"),
         ("data.gen_batch_size=many", "data.gen_batch_size=many"),
@@ -140,10 +154,10 @@ ODD = f"{ACTOR}.ppo_mini_batch_size=30"
             f"data.gen_batch_size=100 {ACTOR}.fsdp_config.fsdp_size=3",
         ),
         # Engines and trainers that divide a run in their own way.
-        (f"{ACTOR}.strategy=megatron {ODD}", ""),
-        (f"trainer.v1.trainer_mode=separate_async {ODD}", ""),
-        (f"trainer.v1.trainer_mode=separate_async trainer.use_v1=False {ODD}", ODD),
+        (f"{ACTOR}.strategy=megatron {MINI_BATCH_OF_30}", ""),
+        (f"trainer.v1.trainer_mode=separate_async {MINI_BATCH_OF_30}", ""),
+        (f"trainer.v1.trainer_mode=separate_async trainer.use_v1=False {MINI_BATCH_OF_30}", MINI_BATCH_OF_30),
     ],
 )
-def test_each_rule_names_its_key_and_value(words, broken):
-    assert broken_by(parsed(*words.split())) == broken.split()
+def test_each_rule_names_its_key_and_value(overrides, refused):
+    assert keys_refused(parsed(*overrides.split())) == refused.split()

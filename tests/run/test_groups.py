@@ -20,35 +20,37 @@ from verl_clipx.losses.modifiers import AdvantageReweighting, EntropySelection, 
 from verl_clipx.run.config import parameters_of
 from verl_clipx.run.listing import describe_methods
 
-# They choose no method of the plugin's; tests/training/worker/test_observe.py has the last one.
+# Without those that choose no method of the plugin's; tests/training/worker/test_observe.py has observe.
 GROUPS = sorted({*group_names()} - {"base", "custom", "observe"})
 PUBLISHED = facts("PUBLISHED")
 
 
-def clipx_of(*overrides):
-    groups = [word for word in overrides if word.startswith("+")]
+def settings_of(*overrides):
+    """The clipx node that the actor gets from overrides, the groups first."""
+    groups = [override for override in overrides if override.startswith("+")]
     return actor_of(merged(groups, parsed(*overrides[len(groups) :]))).policy_loss.clipx
 
 
 @pytest.mark.parametrize("group", PUBLISHED)
 def test_group_reaches_the_actor_with_its_published_settings(group):
     policy_loss = actor_of(merged([f"+clipx={group}"])).policy_loss
-    built = policy_loss.clipx
-    values = {**built.method.parameters, **vars(built)}
-    assert {key: values[key] for key in PUBLISHED[group]} == PUBLISHED[group]
-    assert policy_loss.loss_mode == f"clipx_{built.method.name}"
+    settings = policy_loss.clipx
+    values = {**settings.method.parameters, **vars(settings)}
+    for key, published in PUBLISHED[group].items():
+        assert values[key] == published, key
+    assert policy_loss.loss_mode == f"clipx_{settings.method.name}"
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_group_states_only_its_method_and_what_deviates_from_the_class_or_its_parent(group):
-    above = (configs_folder() / "clipx" / f"{group}.yaml").read_text()
-    content = OmegaConf.create(above)
+    text = (configs_folder() / "clipx" / f"{group}.yaml").read_text()
+    content = OmegaConf.create(text)
     parent, _ = content.defaults
     parameters = parameters_of(METHODS[group_settings(group)["method"]])
     for name in content.clipx.keys() - {"method"}:
-        before = node_of(parent).get(name, parameters[name].default)
-        assert OmegaConf.is_missing(content.clipx, name) or content.clipx[name] != before, name
-        assert re.search(rf"\n  # .+\n  {name}:", above), f"{name} needs its reason above it"
+        inherited = node_of(parent).get(name, parameters[name].default)
+        assert OmegaConf.is_missing(content.clipx, name) or content.clipx[name] != inherited, name
+        assert re.search(rf"\n  # .+\n  {name}:", text), f"{name} needs its reason above it"
 
 
 MODIFIER_GROUPS = {
@@ -63,7 +65,7 @@ MODIFIER_GROUPS = {
 
 @pytest.mark.parametrize("group", MODIFIER_GROUPS)
 def test_a_modifier_goes_on_top_of_a_method(group):
-    assert getattr(clipx_of(f"+clipx/{group}", "+clipx=acpo"), group.split("=")[0]) == MODIFIER_GROUPS[group]
+    assert getattr(settings_of(f"+clipx/{group}", "+clipx=acpo"), group.split("=")[0]) == MODIFIER_GROUPS[group]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,11 @@ def test_a_modifier_goes_on_top_of_a_method(group):
         ("observe", {"clip_high": 1.3}, "not a parameter of observe"),
         ("observe", {"method": "observe", "function": "a:b"}, "clipx.function=a:b"),
         # No method, or two.
-        *(("acpo", {"method": value}, "no such method") for value in ("acop", 3, "''", "[acpo,bapo]", "{name:acpo}")),
+        ("acpo", {"method": "acop"}, "no such method"),
+        ("acpo", {"method": 3}, "no such method"),
+        ("acpo", {"method": "''"}, "no such method"),
+        ("acpo", {"method": "[acpo,bapo]"}, "no such method"),
+        ("acpo", {"method": "{name:acpo}"}, "no such method"),
         ("base", {}, "+clipx=acpo"),
         ("acpo", {"method": "null"}, "+clipx=acpo"),
         ("acpo", {"method": "acpo", "function": "a:b"}, "clipx.function=a:b"),
@@ -94,26 +100,31 @@ def test_a_modifier_goes_on_top_of_a_method(group):
 )
 def test_a_bad_value_stops_in_the_driver(group, values, named):
     (refusal,) = refused(*f"+clipx={group}".split(), *(f"clipx.{key}={value}" for key, value in values.items()))
-    assert refusal.key == f"clipx.{next(iter(values), 'method')}" and named in f"{refusal.reason}. {refusal.advice}"
-    assert values == {} or refusal.value == parsed(f"x={next(iter(values.values()))}")["x"]
+    # The first value is the bad one; without any, it is the method that is missing.
+    bad_key = next(iter(values), "method")
+    assert refusal.key == f"clipx.{bad_key}"
+    assert named in f"{refusal.reason}. {refusal.advice}"
+    if values:
+        assert refusal.value == parsed(f"x={values[bad_key]}")["x"]
 
 
 @pytest.mark.parametrize("value", ["''", "5", "[a,b]", "{a:b}", "nowhere", "nowhere:loss"])
-def test_a_loss_of_ones_own_that_cannot_be_loaded_stops_in_the_driver(value):
+def test_a_loss_of_the_users_own_that_cannot_be_loaded_stops_in_the_driver(value):
     with pytest.raises(ValueError, match=r"clipx\.function="):
         decided("+clipx=custom", f"clipx.function={value}")
 
 
 @pytest.mark.parametrize(("name", "method"), [("dapo", "grpo"), ("acpo_reference", "acpo"), ("clipx_acpo", "acpo")])
 def test_a_group_is_described_by_its_method(name, method):
-    assert [result["name"] for result in describe_methods(name)] == [method]
+    (description,) = describe_methods(name)
+    assert description["name"] == method
 
 
 @pytest.mark.parametrize("name", ["base", "custom", ""])
-def test_what_is_none_of_a_method_is_unknown(name):
-    with pytest.raises(Refusal) as raised:
+def test_a_name_without_a_method_is_refused(name):
+    with pytest.raises(Refusal) as refusal:
         describe_methods(name)
-    assert raised.value.value == name
+    assert refusal.value.value == name
 
 
 def test_observe_is_described_with_its_parameters(monkeypatch):

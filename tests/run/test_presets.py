@@ -72,10 +72,11 @@ def test_a_table_that_is_none_is_refused(made, text, match):
         made(text)
 
 
-def test_there_is_nothing_elsewhere_and_a_part_is_in_one_place(made, tmp_path):
+def test_no_other_path_has_an_entry_and_a_part_is_in_one_place(made, tmp_path):
     made(TABLE)
-    elsewhere = ("recipe", "recipe/made", "recipe/made/none", "recipe/none/one", "clipx/made/one", "recipe//one")
-    assert [entry_at(path) for path in elsewhere] == [None] * 6 and entry_at("recipe/made/one") is not None
+    assert entry_at("recipe/made/one") is not None
+    for path in ("recipe", "recipe/made", "recipe/made/none", "recipe/none/one", "clipx/made/one", "recipe//one"):
+        assert entry_at(path) is None, path
     (tmp_path / "recipe/made/method").mkdir()
     (tmp_path / "recipe/made/method/few.yaml").touch()
     with pytest.raises(ValueError, match=r"method/few: the folder has a file method/few.yaml too"):
@@ -88,31 +89,36 @@ def test_there_is_nothing_elsewhere_and_a_part_is_in_one_place(made, tmp_path):
 def test_every_way_into_hydra_finds_the_presets(tmp_path):
     (tmp_path / "app.yaml").write_text("clipx: {clip_high: 9}\ntrainer: {device: cpu}\n")
     with initialize(version_base=None):
-        plain = compose(None, ["+recipe=acpo/hitab_3b_cispo_off"])
+        composed_alone = compose(None, ["+recipe=acpo/hitab_3b_cispo_off"])
     # Hydra starts anew in one process, as an application that composes in another does.
     with initialize_config_dir(str(tmp_path), version_base=None):
-        onto = compose("app", ["+recipe=acpo/hitab_3b_cispo_off"])
-        changed = compose("app", ["clipx.alpha=2", "+recipe=acpo/hitab_3b_acpo_off"])
-    assert plain.trainer.experiment_name == onto.trainer.experiment_name == "hitab_3b_cispo_off"
-    assert plain.clipx.clip_high == onto.clipx.clip_high == 1.45 and onto.trainer.device == "cpu"
-    assert changed.clipx.alpha == 2
+        onto_application = compose("app", ["+recipe=acpo/hitab_3b_cispo_off"])
+        with_override = compose("app", ["clipx.alpha=2", "+recipe=acpo/hitab_3b_acpo_off"])
+    for config in (composed_alone, onto_application):
+        assert config.trainer.experiment_name == "hitab_3b_cispo_off"
+        assert config.clipx.clip_high == 1.45
+    assert onto_application.trainer.device == "cpu"
+    assert with_override.clipx.alpha == 2
 
 
 def test_a_preset_is_added_as_documented(tmp_path, monkeypatch):
     table = (configs_folder() / "recipe/acpo/presets.yaml").read_text()
     blocks = blocks_of((ROOT / "docs" / "papers.md").read_text())
-    yaml = [block.text for block in blocks if block.language == "yaml"]
-    (new,) = [text for text in yaml if "countdown_3b_acpo_alpha_2_off" in text]
+    yaml_texts = [block.text for block in blocks if block.language == "yaml"]
+    (new_preset,) = [text for text in yaml_texts if "countdown_3b_acpo_alpha_2_off" in text]
     (tmp_path / "recipe/acpo").mkdir(parents=True)
-    (tmp_path / "recipe/acpo/presets.yaml").write_text(table + new)
+    (tmp_path / "recipe/acpo/presets.yaml").write_text(table + new_preset)
     monkeypatch.setattr(presets, "configs_folder", lambda: tmp_path)
     with initialize(version_base=None):
-        added, paper_s = (compose(None, [f"+recipe=acpo/countdown_3b_acpo{part}_off"]) for part in ("_alpha_2", ""))
-    assert added.clipx.alpha == 2 and "alpha" not in paper_s.clipx
+        added = compose(None, ["+recipe=acpo/countdown_3b_acpo_alpha_2_off"])
+        expected = compose(None, ["+recipe=acpo/countdown_3b_acpo_off"])
+    assert added.clipx.alpha == 2 and "alpha" not in expected.clipx
     assert added.trainer.experiment_name == "countdown_3b_acpo_alpha_2_off"
-    with open_dict(paper_s):
-        paper_s.clipx.alpha, paper_s.trainer.experiment_name = 2.0, added.trainer.experiment_name
-    assert added == paper_s
+    # But for its value and its name it is the paper's preset.
+    with open_dict(expected):
+        expected.clipx.alpha = 2.0
+        expected.trainer.experiment_name = added.trainer.experiment_name
+    assert added == expected
 
 
 def test_hydra_names_the_preset_where_one_is_unknown():
@@ -128,11 +134,11 @@ def test_an_application_without_a_preset_reads_no_file(monkeypatch):
         assert compose(None, ["+clipx=grpo"]).clipx.method == "grpo"
 
 
-def test_the_source_needs_little():
+def test_hydras_source_of_presets_imports_nothing_heavy():
     heavy = ("torch", "verl", "numpy", "verl_clipx.papers")
-    code = f"import sys, hydra_plugins.verl_clipx.preset_source; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "[]\n", done.stderr
+    program = f"import sys, hydra_plugins.verl_clipx.preset_source; print([m for m in {heavy} if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "[]\n", result.stderr
 
 
 def test_values_stay_and_every_preset_has_a_title_of_its_own():
