@@ -1,5 +1,5 @@
 """The hashes by which a record tells models, data, rewards and other files apart; of a model on the hub, in a made-up
-cache.
+cache. Not covered: which keys of a configuration are hashed (test_record.py); the hub itself.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ def test_a_model_on_the_hub_has_the_hash_of_its_commit(tmp_path, monkeypatch):
         huggingface_hub, "try_to_load_from_cache", lambda name, file: look_up(name, file, cache_dir=tmp_path)
     )
 
-    def cached(commit):
+    def hash_after_caching(commit):
         folder = tmp_path / "models--org--base"
         (folder / "snapshots" / commit).mkdir(parents=True, exist_ok=True)
         # The weights of the two commits differ, and only they do.
@@ -71,8 +71,9 @@ def test_a_model_on_the_hub_has_the_hash_of_its_commit(tmp_path, monkeypatch):
         (folder / "refs/main").write_text(commit)
         return hash_of_model(["org/base"])
 
-    first, second = cached("a" * 40), cached("b" * 40)
-    assert first != second and cached("a" * 40) == first and first.startswith(COMMIT_PREFIX)
+    first = hash_after_caching("a" * 40)
+    second = hash_after_caching("b" * 40)
+    assert first != second and hash_after_caching("a" * 40) == first and first.startswith(COMMIT_PREFIX)
     tokenizer = make_model(tmp_path / "tokenizer", tokenizer="[1]")
     assert hash_of_model(["org/base", tokenizer]).startswith(COMMIT_PREFIX)
     assert hash_of_model(["org/other"]) is None
@@ -132,7 +133,7 @@ def test_a_tokenizer_that_is_elsewhere_counts(tmp_path):
 
 
 def test_checkpoints_are_told_apart_by_their_weights(tmp_path):
-    def saved(name, value):
+    def save_checkpoint(name, value):
         folder = tmp_path / name / "actor"
         folder.mkdir(parents=True)
         # The value lies in the middle of the file, which is not read.
@@ -141,7 +142,9 @@ def test_checkpoints_are_told_apart_by_their_weights(tmp_path):
         torch.save({"weight": weights}, folder / "model.pt")
         return folder.parent
 
-    first, copy, other = saved("a", 1.0), saved("b", 1.0), saved("c", 2.0)
+    first = save_checkpoint("a", 1.0)
+    copy = save_checkpoint("b", 1.0)
+    other = save_checkpoint("c", 2.0)
     assert hash_of_checkpoint(first) == hash_of_checkpoint(copy) != hash_of_checkpoint(other)
     (copy / "data.pt").write_bytes(b"rows")
     assert hash_of_checkpoint(first) != hash_of_checkpoint(copy)

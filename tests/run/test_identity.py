@@ -27,7 +27,7 @@ def test_each_method_has_settings_of_its_own_and_the_same_each_time():
 
 
 @pytest.mark.parametrize(
-    "other",
+    "change",
     [
         dict(clip_high=1.3),
         dict(dual_clip=None),
@@ -40,17 +40,18 @@ def test_each_method_has_settings_of_its_own_and_the_same_each_time():
     ],
     ids=str,
 )
-def test_what_changes_the_training_changes_the_settings(other):
-    first, second = identity_of(build("grpo")), identity_of(build("grpo", **other))
-    assert differences_from(first, second) == ["the settings of the clipx node are others"]
+def test_what_changes_the_training_changes_the_settings(change):
+    before = identity_of(build("grpo"))
+    after = identity_of(build("grpo", **change))
+    assert differences_from(before, after) == ["the settings of the clipx node are others"]
 
 
-@pytest.mark.parametrize("other", [dict(receipt="warn"), dict(missing_state="fresh")], ids=str)
-def test_what_does_not_change_the_training_changes_nothing(other):
-    assert differences_from(identity_of(build("grpo")), identity_of(build("grpo", **other))) == []
+@pytest.mark.parametrize("change", [dict(receipt="warn"), dict(missing_state="fresh")], ids=str)
+def test_what_does_not_change_the_training_changes_nothing(change):
+    assert differences_from(identity_of(build("grpo")), identity_of(build("grpo", **change))) == []
 
 
-def test_another_source_of_a_loss_of_one_s_own_is_another_function(tmp_path, monkeypatch):
+def test_another_source_of_a_loss_of_the_users_own_is_another_function(tmp_path, monkeypatch):
     hashes = []
     for factor in (1, 2):
         folder = tmp_path / str(factor)
@@ -68,16 +69,21 @@ def test_another_source_of_a_loss_of_one_s_own_is_another_function(tmp_path, mon
 def test_any_changed_file_of_the_package_is_another_package(tmp_path, monkeypatch):
     (tmp_path / "part").mkdir()
     for name in ("__init__.py", "part/a.py"):
-        (tmp_path / name).write_text("one = 1")
+        (tmp_path / name).write_text("value = 1")
     monkeypatch.setattr(identity.verl_clipx, "__file__", str(tmp_path / "__init__.py"))
-    seen = []
-    for change in (None, ("part/a.py", "one = 2"), ("part/b.py", ""), ("notes.txt", "no code")):
-        if change is not None:
-            (tmp_path / change[0]).write_text(change[1])
+
+    def digest_after_writing(name, text):
+        (tmp_path / name).write_text(text)
         identity.package_digest.cache_clear()
-        seen.append(identity.package_digest())
+        return identity.package_digest()
+
+    before = digest_after_writing("part/a.py", "value = 1")
+    changed = digest_after_writing("part/a.py", "value = 2")
+    with_new_module = digest_after_writing("part/b.py", "")
+    with_notes = digest_after_writing("notes.txt", "no code")
     identity.package_digest.cache_clear()
-    assert len({*seen}) == 3 and seen[2] == seen[3]
+    assert len({before, changed, with_new_module}) == 3
+    assert with_notes == with_new_module
 
 
 def test_what_the_driver_did_not_say_is_not_compared():

@@ -15,7 +15,8 @@ from tests.composition import composition
 from verl_clipx.run import keys
 from verl_clipx.run.kept_values import TABLE, bare_address, hash_of, is_hash, kept_configuration, kept_value
 
-ACTOR, ROLLOUT = keys.ACTOR, keys.ROLLOUT
+ACTOR = keys.ACTOR
+ROLLOUT = keys.ROLLOUT
 
 
 @pytest.mark.parametrize(
@@ -89,13 +90,13 @@ def test_a_hash_has_16_bits_and_differs_by_key_and_value():
 
 
 def test_rays_environment_and_the_plugins_nodes_are_left_out():
-    given = {
+    configuration = {
         "ray_kwargs.ray_init.runtime_env.env_vars.HF_TOKEN": "hunter",
         f"{keys.FACTS}.line": "clipx: …",
         f"{keys.POLICY_LOSS}.clipx.method": "acpo",
         "data.seed": 1,
     }
-    assert kept_configuration(given) == {"data.seed": 1}
+    assert kept_configuration(configuration) == {"data.seed": 1}
 
 
 def test_what_the_record_keeps_already_stays_as_it_is():
@@ -103,19 +104,19 @@ def test_what_the_record_keeps_already_stays_as_it_is():
     assert kept_configuration(kept) == kept
 
 
-# Copies of other nodes for a custom sampler, which no configuration of verl's has.
-COPIES = "trainer.v1.sampler.sampler_kwargs."
+# Below it are copies of other nodes for a custom sampler, which no configuration of verl's has.
+SAMPLER_ARGUMENTS = "trainer.v1.sampler.sampler_kwargs."
 
 
 @pytest.mark.parametrize(
     "overrides", [(), ("+clipx=acpo", "+clipx/rollout=seeded", "+clipx/mask=icepop"), ("+clipx=observe",)]
 )
-def test_of_a_configuration_without_texts_of_its_own_everything_stays(overrides):
+def test_of_a_configuration_without_texts_of_the_users_own_everything_stays(overrides):
     config = composition("actor_rollout_ref.rollout.name=vllm", *overrides)
     with open_dict(config):
         config.actor_rollout_ref.actor.policy_loss.pop("run", None)
     kept = kept_configuration(keys.flat(OmegaConf.to_container(config, resolve=True)))
-    assert [key for key, value in kept.items() if is_hash(value) and not key.startswith(COPIES)] == []
+    assert [key for key, value in kept.items() if is_hash(value) and not key.startswith(SAMPLER_ARGUMENTS)] == []
     assert len(kept) > 700
 
 
@@ -136,7 +137,7 @@ def test_an_address_without_a_password_stays(address):
 
 
 # In a process of its own: other tests register losses, whose parameters the table does not have.
-DECLARED = """
+PRINT_DECLARED = """
 import json, sys
 sys.path.insert(0, "scripts")
 import declared_keys
@@ -149,7 +150,7 @@ print(json.dumps({"numbers": sorted(numbers), "texts": listed}))
 def test_the_table_is_what_its_script_writes():
     root = Path(__file__).parents[2]
     printed = subprocess.run(
-        [sys.executable, "-c", DECLARED], cwd=root, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PRINT_DECLARED], cwd=root, capture_output=True, text=True, check=True
     ).stdout
     declared = json.loads(printed.splitlines()[-1])
     table = json.loads(TABLE.read_text())

@@ -21,12 +21,13 @@ from verl_clipx.run.trainer import KINDS, Trainer, trainer_of
 PAGE = Path("docs/record.md")
 
 
-def composed(*overrides):
+def compose_record(*overrides):
+    """The record of a run with these overrides."""
     return record_of(OmegaConf.to_container(composition(*overrides)))
 
 
 def test_the_fields_of_a_run_of_verls_own():
-    record = composed(
+    record = compose_record(
         "algorithm.adv_estimator=rloo", "data.train_files=[a/train.parquet,b/train.parquet]", "data.seed=7"
     )
     assert record.loss == Loss(mode="vanilla", widths=record.loss.widths) and not record.loss.is_ours
@@ -42,19 +43,19 @@ def test_the_fields_of_a_run_of_verls_own():
 
 
 def test_the_loss_of_a_method_with_a_modifier():
-    record = composed("+clipx=grpo", "+clipx/mask=icepop", "clipx.clip_high=1.3")
+    record = compose_record("+clipx=grpo", "+clipx/mask=icepop", "clipx.clip_high=1.3")
     assert (record.loss.mode, record.loss.method, record.loss.is_ours) == ("clipx_grpo", "grpo", True)
     assert record.loss.parameters["clip_high"] == 1.3 and "mask" not in record.loss.parameters
     assert record.loss.modifiers["mask"]["rule"] == "icepop"
 
 
 def test_observed_runs_train_verls_loss():
-    record = composed("+clipx=observe")
+    record = compose_record("+clipx=observe")
     assert (record.loss.mode, record.loss.method, record.loss.is_ours) == ("vanilla", "observe", False)
 
 
 def test_what_a_worker_and_the_line_read_of_the_engines():
-    record = composed(
+    record = compose_record(
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm",
         "actor_rollout_ref.actor.loss_scale_factor=512",
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false",
@@ -77,10 +78,10 @@ def test_what_a_worker_and_the_line_read_of_the_engines():
 
 
 def test_a_run_that_compiles_names_no_switch():
-    assert composed("actor_rollout_ref.actor.use_torch_compile=true").loss.uncompiled_by is None
+    assert compose_record("actor_rollout_ref.actor.use_torch_compile=true").loss.uncompiled_by is None
 
 
-NAMED = ("trainer.resume_mode=resume_path", "trainer.resume_from_path=runs/a/global_step_4")
+NAMED_CHECKPOINT = ("trainer.resume_mode=resume_path", "trainer.resume_from_path=runs/a/global_step_4")
 
 
 @pytest.mark.parametrize(
@@ -88,35 +89,52 @@ NAMED = ("trainer.resume_mode=resume_path", "trainer.resume_from_path=runs/a/glo
     [
         ((), Resumption(mode="auto")),
         (("trainer.resume_mode=disable",), Resumption(mode="disable")),
-        (NAMED, Resumption(mode="resume_path", path="runs/a/global_step_4")),
+        (NAMED_CHECKPOINT, Resumption(mode="resume_path", path="runs/a/global_step_4")),
         (("trainer.resume_from_path=s3://me:key@host/global_step_4",), Resumption("auto", "s3://host/global_step_4")),
     ],
 )
 def test_the_checkpoint_that_a_run_goes_on_from(overrides, resumption):
-    record = composed(*overrides)
+    record = compose_record(*overrides)
     assert record.resumption == resumption
-    assert record.resumption.is_named == (overrides == NAMED)
+    assert record.resumption.is_named == (overrides == NAMED_CHECKPOINT)
 
 
-ASYNC = {"async_training.require_batches": 1, "rollout.nnodes": 1, "trainer.use_v1": True}
+# From verl's keys to the trainer that they choose, by its kind.
 TRAINERS = {
-    "v0": ({"trainer.use_v1": False, "trainer.v1.trainer_mode": "sync"}, (True, True, 0, False)),
-    "sync": ({"trainer.use_v1": True, "trainer.v1.trainer_mode": "sync"}, (True, True, 0, False)),
-    "colocate_async": ({"trainer.v1.trainer_mode": "colocate_async"}, (True, True, 3, True)),
-    "separate_async": ({"trainer.v1.trainer_mode": "separate_async"}, (False, False, 3, True)),
-    "one_step_off": ({"rollout.nnodes": 1, "trainer.v1.trainer_mode": "sync"}, (False, True, 1, True)),
-    "fully_async": (ASYNC, (False, False, None, True)),
+    "v0": (
+        {"trainer.use_v1": False, "trainer.v1.trainer_mode": "sync"},
+        Trainer("v0", in_step=True, recomputes_old=True, oldest_allowed=0, stale=False),
+    ),
+    "sync": (
+        {"trainer.use_v1": True, "trainer.v1.trainer_mode": "sync"},
+        Trainer("sync", in_step=True, recomputes_old=True, oldest_allowed=0, stale=False),
+    ),
+    "colocate_async": (
+        {"trainer.v1.trainer_mode": "colocate_async"},
+        Trainer("colocate_async", in_step=True, recomputes_old=True, oldest_allowed=3, stale=True),
+    ),
+    "separate_async": (
+        {"trainer.v1.trainer_mode": "separate_async"},
+        Trainer("separate_async", in_step=False, recomputes_old=False, oldest_allowed=3, stale=True),
+    ),
+    "one_step_off": (
+        {"rollout.nnodes": 1, "trainer.v1.trainer_mode": "sync"},
+        Trainer("one_step_off", in_step=False, recomputes_old=True, oldest_allowed=1, stale=True),
+    ),
+    "fully_async": (
+        {"async_training.require_batches": 1, "rollout.nnodes": 1, "trainer.use_v1": True},
+        Trainer("fully_async", in_step=False, recomputes_old=False, oldest_allowed=None, stale=True),
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_trainer_of_verl_is_told_by_its_keys(kind):
-    given, (in_step, recomputes_old, oldest, stale) = TRAINERS[kind]
-    configuration = given | {"trainer.v1.sampler.max_off_policy_threshold": 3}
-    trainer = trainer_of(configuration)
-    assert trainer == Trainer(kind, in_step, recomputes_old, oldest, stale)
+    keys, expected = TRAINERS[kind]
+    configuration = keys | {"trainer.v1.sampler.max_off_policy_threshold": 3}
+    assert trainer_of(configuration) == expected
     bypassed = trainer_of(configuration | {"algorithm.rollout_correction.bypass_mode": True})
-    assert bypassed == dataclasses.replace(trainer, recomputes_old=False)
+    assert bypassed == dataclasses.replace(expected, recomputes_old=False)
 
 
 def test_what_the_start_resolved_is_in_the_record_that_the_driver_writes():
@@ -161,7 +179,7 @@ def test_nested_and_dotted_configurations_give_one_record():
 
 
 def test_a_record_is_read_as_it_was_written():
-    record = composed("+clipx=bapo", "+clipx/hold=clip_fraction")
+    record = compose_record("+clipx=bapo", "+clipx/hold=clip_fraction")
     assert read_record(json.loads(json.dumps(as_json(record))), "the file") == record
 
 
@@ -178,7 +196,7 @@ def test_a_record_of_an_older_version_is_read_by_its_configuration():
 
 def test_a_record_of_form_2_has_what_form_3_adds_in_its_configuration():
     lengths = ("data.train_max_samples=40", "actor_rollout_ref.rollout.response_length=100")
-    record = composed("+clipx=acpo", *NAMED, *lengths)
+    record = compose_record("+clipx=acpo", *NAMED_CHECKPOINT, *lengths)
     assert (record.length.rows, record.limits.generated) == (40, 100)
     before = as_json(record) | {"schema": 2}
     del before["resumption"], before["length"]["rows"], before["limits"]["generated"]
@@ -201,17 +219,20 @@ def test_a_damaged_record_is_refused_with_its_file(damage):
         read_record({**as_json(RunRecord()), **damage}, "x/metrics.run.json")
 
 
-def names_of(kind, before=""):
-    for place in dataclasses.fields(kind):
-        part = place.default_factory
+def names_of(kind, prefix=""):
+    """The dotted names of a dataclass's fields, and of those of the dataclasses in it."""
+    for field in dataclasses.fields(kind):
+        part = field.default_factory
         if dataclasses.is_dataclass(part):
-            yield from names_of(part, f"{before}{place.name}.")
+            yield from names_of(part, f"{prefix}{field.name}.")
         else:
-            yield f"{before}{place.name}"
+            yield f"{prefix}{field.name}"
 
 
 def test_the_page_says_each_field():
-    said = set(re.findall(r"`([a-z_.]+)`", PAGE.read_text()))
+    names_on_page = set(re.findall(r"`([a-z_.]+)`", PAGE.read_text()))
+    # The page describes once what each of these consists of.
     contents = ("model", "critic", "data", "validation", "reward", "start")
-    names = {name for name in names_of(RunRecord) if name.partition(".")[0] not in contents}
-    assert names <= said and {*contents, "paths", "name", "hash", "parameters"} <= said
+    parts_of_contents = ("paths", "name", "hash", "parameters")
+    other_fields = [name for name in names_of(RunRecord) if name.partition(".")[0] not in contents]
+    assert {*other_fields, *contents, *parts_of_contents} <= names_on_page

@@ -5,6 +5,7 @@ apart; where a run takes it (tests/run/test_start.py).
 import contextlib
 import errno
 import fcntl
+import signal
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from verl_clipx.run import run_lock
 from verl_clipx.run.run_lock import FolderInUse, is_held, release, take_lock
 
 # Holds the lock, leaves a process of its own behind as Ray's daemons would be, and waits.
-HOLDER = """
+HOLD_LOCK = """
 import subprocess, sys
 from pathlib import Path
 from verl_clipx.run.run_lock import take_lock
@@ -33,8 +34,8 @@ def lock(tmp_path):
 
 @pytest.fixture
 def holder(lock):
-    words = [sys.executable, "-c", HOLDER, str(lock)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", HOLD_LOCK, str(lock)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"
         yield process
         process.kill()
@@ -48,17 +49,17 @@ def test_while_another_process_holds_it_a_run_waits_and_then_names_the_switch(lo
     assert capsys.readouterr().out == f"clipx: {lock}: another run writes this log; waiting for its end up to 1.5 s\n"
 
 
-@pytest.mark.parametrize("end", ["kill", "terminate"])
-def test_with_its_process_it_ends_and_no_child_keeps_it(lock, holder, monkeypatch, end):
-    slept = []
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_lock_ends_with_its_process_and_no_child_keeps_it(lock, holder, monkeypatch, number):
+    waits = []
 
-    def sleep(seconds):
-        slept.append(seconds)
-        getattr(holder, end)()
+    def end_holder_instead_of_sleeping(seconds):
+        waits.append(seconds)
+        holder.send_signal(number)
         holder.wait()
 
-    monkeypatch.setattr(run_lock.time, "sleep", sleep)
-    assert take_lock(lock) and slept == [1]
+    monkeypatch.setattr(run_lock.time, "sleep", end_holder_instead_of_sleeping)
+    assert take_lock(lock) and waits == [1]
     # Nobody removes or renames its file: two would then hold two.
     assert lock.exists() and is_held(lock)
 

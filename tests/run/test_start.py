@@ -28,8 +28,8 @@ LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 MAIN = "verl.trainer.main_ppo"
 ONE_STEP_OFF = "verl.experimental.one_step_off_policy.main_ppo"
 FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_main"
-# Entry module, and what it needs to compose outside verl's own checkout.
-DOORS = {
+# By trainer: the entry module, and what it needs to compose outside verl's own checkout.
+ENTRIES = {
     "v1": (MAIN,),
     "v0": (MAIN, "trainer.use_v1=False"),
     "one_step_off": (ONE_STEP_OFF, "hydra.searchpath=[pkg://verl.trainer.config]"),
@@ -43,7 +43,7 @@ class RayStarts(Exception):
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(monkeypatch, tmp_path):
+def working_folder(monkeypatch, tmp_path):
     """A folder for what a start writes below verl's relative trainer.default_local_dir."""
     monkeypatch.chdir(tmp_path)
 
@@ -55,10 +55,10 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
 
-    def main(door, *overrides):
-        module, *own = DOORS[door]
-        words = [*QUIET, f"hydra.run.dir={tmp_path}", *NEEDED, *own, *overrides]
-        monkeypatch.setattr(sys, "argv", [module, *words])
+    def main(trainer, *overrides):
+        module, *needed_by_trainer = ENTRIES[trainer]
+        arguments = [*QUIET, f"hydra.run.dir={tmp_path}", *NEEDED, *needed_by_trainer, *overrides]
+        monkeypatch.setattr(sys, "argv", [module, *arguments])
         with warnings.catch_warnings():
             # runpy's, on a module that another test imported.
             warnings.simplefilter("ignore")
@@ -70,10 +70,10 @@ def run(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", DOORS)
-def test_a_run_says_once_what_it_trains_and_starts(run, door, capsys):
+@pytest.mark.parametrize("trainer", ENTRIES)
+def test_a_run_says_once_what_it_trains_and_starts(run, trainer, capsys):
     with pytest.raises(RayStarts):
-        run(door, "+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28", "clipx.clip_low=0.7")
+        run(trainer, "+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28", "clipx.clip_low=0.7")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("clipx:")]
     assert line.startswith("clipx: clipx_grpo (+clipx=grpo), fixed bounds, clip_low=0.7 (group: 0.8), clip_high=1.28 (")
     expected = {
@@ -81,15 +81,15 @@ def test_a_run_says_once_what_it_trains_and_starts(run, door, capsys):
         "one_step_off": "rollout's own (bypass_mode); 4 updates",
         "fully_async": "weights that the rollout last received; 1 update",
     }
-    updates = expected.get(door, "a rollout batch's first update; 4 updates")
+    updates = expected.get(trainer, "a rollout batch's first update; 4 updates")
     assert line.endswith(f"{updates} per rollout batch: clipping can act")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", DOORS)
-def test_what_is_refused_stops_before_ray(run, door):
+@pytest.mark.parametrize("trainer", ENTRIES)
+def test_what_is_refused_stops_before_ray(run, trainer):
     with pytest.raises(Refusal) as raised:
-        run(door, "+clipx=acpo", f"{LOSS_MODE}=gspo")
+        run(trainer, "+clipx=acpo", f"{LOSS_MODE}=gspo")
     assert [refusal.key for refusal in raised.value.all] == [LOSS_MODE]
 
 
@@ -105,7 +105,7 @@ def test_a_notebooks_run_is_decided_too_and_says_so_each_time(run, capsys):
     assert raised.value.key == LOSS_MODE
 
 
-def test_a_main_of_ones_own_that_runs_twice_starts_each_time(run, monkeypatch, capsys):
+def test_a_main_of_the_users_own_that_runs_twice_starts_each_time(run, monkeypatch, capsys):
     monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
     monkeypatch.setattr(starts, "said_by_command_line", dict)
     config = composition("+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28")
@@ -121,9 +121,9 @@ def test_a_run_says_in_one_line_that_no_test_ran_on_its_verl(run, monkeypatch, c
     for overrides in ((), ("+clipx=grpo",)):
         with pytest.raises(RayStarts):
             run("v1", *overrides)
-        said = [line for line in capsys.readouterr().out.splitlines() if f"verl {version}" in line]
-        assert len(said) == (version != "0.9.1" and bool(overrides))
-        assert all(line.startswith("clipx: ") and "not a release" in line for line in said)
+        lines = [line for line in capsys.readouterr().out.splitlines() if f"verl {version}" in line]
+        assert len(lines) == (version != "0.9.1" and bool(overrides))
+        assert all(line.startswith("clipx: ") and "not a release" in line for line in lines)
 
 
 def test_without_a_gpu_a_run_names_the_switches_unless_it_joins_a_cluster_or_is_none_of_the_plugins(monkeypatch):
@@ -153,7 +153,7 @@ def log(monkeypatch, tmp_path):
     run_lock.release()
 
 
-FILE = "trainer.logger=[file]"
+LOG_TO_FILE = "trainer.logger=[file]"
 
 
 def test_a_second_run_on_the_log_stops_before_ray(run, log, monkeypatch):
@@ -163,34 +163,35 @@ def test_a_second_run_on_the_log_stops_before_ray(run, log, monkeypatch):
         # As another process: a lock belongs to an open file.
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(run_lock.FolderInUse, match=r"metrics\.lock: another run .*clipx\.log=false"):
-            run("v1", "+clipx=grpo", FILE)
+            run("v1", "+clipx=grpo", LOG_TO_FILE)
         for overrides in (["+clipx=grpo", "clipx.log=false"], []):
             with pytest.raises(RayStarts):
-                run("v1", *overrides, FILE)
+                run("v1", *overrides, LOG_TO_FILE)
 
 
 def test_a_run_has_its_log_until_it_ends(log, monkeypatch):
-    lock, seen = log.with_suffix(".lock"), []
+    lock = log.with_suffix(".lock")
+    was_held = []
 
     def is_initialized():
-        seen.append(run_lock.is_held(lock))
+        was_held.append(run_lock.is_held(lock))
         raise RayStarts
 
     monkeypatch.setattr(ray, "is_initialized", is_initialized)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     monkeypatch.setattr(starts, "require_accelerator", lambda *_: None)
     with pytest.raises(RayStarts):
-        run_ppo(composition("+clipx=grpo", FILE), TaskRunnerV1)
-    assert seen == [True] and not run_lock.is_held(lock)
+        run_ppo(composition("+clipx=grpo", LOG_TO_FILE), TaskRunnerV1)
+    assert was_held == [True] and not run_lock.is_held(lock)
 
 
 # A pipe or a device keeps no lines; a run without a clipx node is verl's.
 @pytest.mark.parametrize(
     ("overrides", "path"),
     [
-        (["+clipx=grpo", FILE], "/dev/null"),
+        (["+clipx=grpo", LOG_TO_FILE], "/dev/null"),
         (["+clipx=grpo", "trainer.logger=[console]", "clipx.log=false"], "{}/metrics.jsonl"),
-        ([FILE, "trainer.save_freq=1", "trainer.resume_mode=auto", f"{LOSS_MODE}=gspo"], "{}/metrics.jsonl"),
+        ([LOG_TO_FILE, "trainer.save_freq=1", "trainer.resume_mode=auto", f"{LOSS_MODE}=gspo"], "{}/metrics.jsonl"),
     ],
 )
 def test_nothing_is_locked_or_made_where_the_plugin_keeps_no_log(run, tmp_path, monkeypatch, capsys, overrides, path):
@@ -210,7 +211,7 @@ def test_without_a_file_log_a_run_has_its_own_and_a_file_system_without_locks_is
     assert list(tmp_path.rglob("*.lock")) == [tmp_path / "own" / "metrics.lock"]
     monkeypatch.setattr(starts, "take_lock", lambda path: False)
     with pytest.raises(RayStarts):
-        run("v1", "+clipx=grpo", FILE)
+        run("v1", "+clipx=grpo", LOG_TO_FILE)
     assert f"clipx: {log.parent}: this file system cannot lock files" in capsys.readouterr().out
 
 
@@ -218,6 +219,6 @@ def test_a_log_that_cannot_be_written_stops_before_ray_with_the_switch(run, log,
     # As root this process may write anywhere but below a file.
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "file" / "metrics.jsonl"))
-    overrides = ("+clipx=grpo", FILE, f"trainer.default_local_dir={tmp_path}/file/run")
+    overrides = ("+clipx=grpo", LOG_TO_FILE, f"trainer.default_local_dir={tmp_path}/file/run")
     with pytest.raises(OSError, match=r"the run keeps its log there\. Choose another folder, or clipx\.log=false"):
         run("v1", *overrides)
