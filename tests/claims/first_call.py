@@ -14,7 +14,7 @@ from verl.workers.config import ActorConfig
 
 from tests.jagged import micro_batch
 from tests.training.worker import updates
-from tests.training.worker.updates import ROWS, WHOLE, extra_passes, loss_function
+from tests.training.worker.updates import ROWS, WHOLE, loss_function, run_extra_pass
 from verl_clipx.run.config import Observe
 from verl_clipx.training.worker.observe import observe_registered
 from verl_clipx.training.worker.plan import plan_step, token_passes
@@ -80,7 +80,7 @@ def train(actor: ActorConfig) -> list[dict[str, float]]:
             # Not the first update, whose ratio is 1 where a rollout batch gets one update.
             step, at = None, RolloutBatch(token_pass=token_pass, update=1)
             if not observed:
-                passes = partial(extra_passes, policy_loss, batch, WHOLE)
+                passes = partial(run_extra_pass, policy_loss, batch, WHOLE)
                 data = micro_batch(batch, ROWS)[0]
                 step = plan_step(policy_loss, state, at, data, extra_pass=passes, all_reduce=lambda vector: vector)
             of_model = {"entropy": batch["entropy"], "reference": batch["log_prob"] - 0.1}

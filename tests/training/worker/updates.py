@@ -89,7 +89,7 @@ class PassEngine:
             loss_function(output, part)
 
 
-def extra_passes(policy_loss, batch, split, data, step, seen):
+def run_extra_pass(policy_loss, batch, split, data, step, seen):
     """What the extra pass finds, summed over the ranks of a split; `data` is verl's whole mini-batch."""
     found = []
     for micro_batches in split:
@@ -105,7 +105,7 @@ def planned(config, batch, split=WHOLE, token_pass=None, all_reduce=lambda vecto
         ControllerState(),
         RolloutBatch(token_pass=token_pass),
         micro_batch(batch, ROWS)[0],
-        extra_pass=partial(extra_passes, config.policy_loss, batch, split),
+        extra_pass=partial(run_extra_pass, config.policy_loss, batch, split),
         all_reduce=all_reduce,
     )
 
