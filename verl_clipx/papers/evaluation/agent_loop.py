@@ -1,4 +1,4 @@
-"""verl's single-turn agent loop with a seed for every sample, which records what verl's own files do not say."""
+"""verl's single-turn agent loop with a seed for every sample. It records what verl's own files do not say."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from verl_clipx.training.seeded.agent_loop import SeededSingleTurnAgentLoop, pla
 
 
 class EvaluationAgentLoop(SeededSingleTurnAgentLoop):
-    """Gives every response a reward of 0 and, in the place of the reward's parts, its origin.
+    """Gives every response a reward of 0. In place of the reward's parts, it says which sample of which question it is.
 
     verl writes both into `trainer.validation_data_dir`. The rewards themselves are computed from these files
     afterwards, so a reward that raises an error loses no response.

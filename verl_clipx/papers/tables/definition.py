@@ -58,9 +58,9 @@ class Row:
 
     Args:
         preset: the preset that trains it.
-        presets: presets by the columns' `variant`; other columns have no cell in this row.
+        presets: for each `variant` of the columns, the preset that trains it. Other columns have no cell in this row.
         model: a model that is evaluated without training, as an id on the hub or a folder.
-        models: such models by the columns' `variant`.
+        models: for each `variant` of the columns, such a model.
         minus: two rows, of which this row is the first minus the second.
         quoted: why the row is only quoted from the paper and never measured.
         baseline: the name of the row with which this one is compared. Without it, the table of differences compares
@@ -68,9 +68,9 @@ class Row:
         measure: see `Column.measure`.
         measured_epsilon: if the preset leaves clip bounds open, which epsilon of another run they follow: highest or
             average.
-        measured_on: by the columns' `variant`, the preset of that other run, which has the same seed.
+        measured_on: for each `variant` of the columns, the preset of that other run, which has the same seed.
         evaluation_options: more options of `clipx papers eval run` for this row.
-        expected: the paper's numbers by column, None where it has none; empty if it has none at all.
+        expected: the paper's number for each column, or None; empty if the paper has none at all.
     """
 
     name: str
@@ -121,8 +121,9 @@ class Table:
         data: folder of the data sets, unless `clipx papers table plan --data` names another.
         in_one_process: whether benchmarks/table_fill.py makes its runs, instead of the recipes.
         prepare: what to prepare: `makes`, a file below the data folder, and `command`, which makes it.
-        benchmarks: by name, the `file` below the data folder; its number of `questions`; the options of `clipx papers
-            eval run`; and their `origin`, unless the paper names the questions.
+        benchmarks: the settings of each benchmark, by its name: its `file` below the data folder; its number of
+            `questions`; options of `clipx papers eval run`; and the `origin` of the questions, unless the paper names
+            them.
         origins: where the evaluation's settings come from: [paper], [script] or [choice], and why. They are for the
             readers of the file.
         evaluation_options: more options of every `clipx papers eval run`.

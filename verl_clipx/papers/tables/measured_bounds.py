@@ -41,13 +41,13 @@ class MeasuredBounds(NamedTuple):
 
 
 def measured_bounds(log: DataFrame) -> MeasuredBounds:
-    """Measures an ACPO run.
+    """Return the highest and the average epsilon of an ACPO run.
 
     Args:
         log: the run's metrics, a row a step, from `read_run_log`.
 
     Returns:
-        Highest and average epsilon. Each step's average is weighted by its tokens.
+        Both over all steps. In the average, each step is weighted by its tokens.
 
     Raises:
         ValueError: the log has no epsilons, as it is not of an ACPO run, or they give no finite bounds.

@@ -97,14 +97,18 @@ def plan_table(table: Table, places: Places, seeds: tuple[int, ...], rows: tuple
 
 
 def _jobs_of_run(table: Table, places: Places, cells: list[tuple[Row, Column]], preset: str, seed: int) -> list[Job]:
-    """Return the training of a preset and its evaluations."""
+    """Return the training of a preset with a seed, and its evaluations.
+
+    Args:
+        cells: the cells that are read from the preset's runs.
+    """
     run = RunFolder(run_path(places.runs, preset, seed))
     evaluations = _evaluation_jobs(table, places, cells, str(run.path / "checkpoints"), run.path)
     has_all_evaluations = bool(evaluations) and all(job.done for job in evaluations)
-    # After its evaluations a run needs nothing that a training leaves, and its checkpoints may have been removed.
+    # After all evaluations, nothing that a training leaves is needed, and its checkpoints may have been removed.
     is_done = has_finished(run) or has_all_evaluations
     if not is_done:
-        # They are of an earlier training, and `clipx papers eval run` will refuse to go on with them.
+        # The evaluations are of an earlier training. `clipx papers eval run` will refuse to continue them.
         evaluations = [replace(job, done=False) for job in evaluations]
     training = Job(
         kind=TRAIN,
@@ -151,7 +155,7 @@ def _bounds_source(places: Places, cells: list[tuple[Row, Column]], seed: int) -
     """Return where the open clip bounds of a preset come from; None if it leaves none open.
 
     Args:
-        cells: those that the preset fills.
+        cells: the cells that are read from the preset's runs.
     """
     for row, column in cells:
         preset = row.measured_on.get(column.variant)
@@ -208,7 +212,7 @@ def _evaluation_jobs(
     """Return the evaluations that some cells need, one for each benchmark.
 
     Args:
-        cells: all of those that are read from `folder`.
+        cells: all cells that are read from `folder`.
         model: what is evaluated: a folder of checkpoints, or a model's path or id on the hub.
         folder: the run, or the folder of a model's evaluations.
     """
@@ -225,7 +229,12 @@ def _evaluation_jobs(
 
 
 def _evaluation_command(table: Table, places: Places, row: Row, benchmark: str, model: str, folder: Path) -> str:
-    """Return the line for bash that evaluates; the arguments are as for `_evaluation_jobs`."""
+    """Return the line for bash that evaluates.
+
+    Args:
+        row: the row whose options are added.
+        table, places, model, folder: as for `_evaluation_jobs`.
+    """
     settings = table.benchmarks[benchmark]
     words = ["clipx", "papers", "eval", "run", model]
     words += ["--benchmark", f"{benchmark}={places.data / settings['file']}"]
@@ -235,7 +244,7 @@ def _evaluation_command(table: Table, places: Places, row: Row, benchmark: str, 
         if key in settings:
             option = key.replace("_", "-")
             words += [f"--{option}", str(settings[key])]
-    # Of an option that comes twice, the last one counts.
+    # If an option comes twice, the last one counts.
     for options in (table.evaluation_options, row.evaluation_options, places.evaluation_options):
         words += shlex.split(options)
     return shlex.join(words)

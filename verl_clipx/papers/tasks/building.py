@@ -202,7 +202,7 @@ def row_line(row: Row) -> bytes:
 
 
 class _Counts:
-    """What is counted while the rows pass: rows kept, duplicates and conflicts (see `SplitRecord`), and their hash."""
+    """Counts rows that are kept, duplicates and conflicts (see `SplitRecord`), and hashes the rows that are kept."""
 
     def __init__(self) -> None:
         self.kept = 0
@@ -212,7 +212,14 @@ class _Counts:
 
 
 def _check_columns(rows: Iterable[Row], name: str) -> Iterator[Row]:
-    """Yield the rows of the data set of that name. Raise ValueError at one that does not have verl's columns."""
+    """Yield rows after checking that they have verl's columns.
+
+    Args:
+        name: the name of the data set, for the message.
+
+    Raises:
+        ValueError: a row has other columns.
+    """
     for row in rows:
         if set(row) != _COLUMNS:
             raise ValueError(f"{name}: a row has the columns {sorted(row)}; verl's rows have {sorted(_COLUMNS)}")
@@ -246,7 +253,10 @@ def _fill_table(rows: Iterator[Row], counts: _Counts) -> pa.Table:
     """Return all rows as one table. Count and hash them in `counts`."""
     # Arrow's columns take much less memory than Python's rows. A field that a chunk lacks is null in it.
     chunks: list[pa.Table] = []
-    while chunk := list(islice(rows, ROWS_PER_CHUNK)):
+    while True:
+        chunk = list(islice(rows, ROWS_PER_CHUNK))
+        if not chunk:
+            break
         for row in chunk:
             counts.hash.update(row_line(row))
         counts.kept += len(chunk)

@@ -94,8 +94,9 @@ def generate_problems(config: CountdownConfig, count: int, seed: int, split: Spl
     if count < 0:
         raise ValueError(f"count={count!r} is negative; ask for 0 problems or more")
     rng = random.Random(f"countdown-{split}-{seed}")
+    # An endless iterator.
     draws = (_draw_problem(config, rng) for _ in repeat(None))
-    problems = draw_distinct(draws, lambda problem: problem.key, count, split)
+    problems = draw_distinct(draws, operator.attrgetter("key"), count, split)
     if len(problems) < count:
         raise ValueError(
             f"count={count}: only {len(problems)} {split} problems came up with {config}; ask for fewer, raise "

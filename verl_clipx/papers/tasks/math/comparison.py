@@ -134,6 +134,7 @@ class _Grammar(_Latex2Sympy):
             self.convert_degrees = convert_degrees_before
 
 
+# The letters of the numbers that the grammar reads in letters.
 _LETTERS_OF_NUMBERS = {E: "e", I: "i"}
 
 
@@ -167,6 +168,9 @@ def _solve_equations(gold: Relational, answer: Relational, *precision: int) -> b
     """Return whether two relations have the same solutions.
 
     Two equations must have the same complex solutions, and at least one.
+
+    Args:
+        precision: the further arguments of math-verify's own function.
     """
     if isinstance(gold, Equality) and isinstance(answer, Equality):
         gold = _without_assumptions(gold)
@@ -187,9 +191,9 @@ def judge(pairs: tuple[tuple[str, str], ...], strict: bool) -> bool | None:
     """Return whether the answers of at least one pair are equal.
 
     Args:
-        pairs: each a right answer and a given one, in the spelling of `spelling.clean`.
-        strict: whether the answers must also be equal with the roles exchanged, because math-verify is not symmetric,
-            and a pair or tuple, whose order counts, must equal no list.
+        pairs: each consists of a right answer and a given one, in the spelling of `spelling.clean`.
+        strict: whether two more conditions hold. The answers must also be equal with their roles exchanged, because
+            math-verify is not symmetric. A pair or tuple, whose order counts, must equal no list.
 
     Returns:
         None if no pair is equal, and one cannot be compared.
@@ -226,7 +230,7 @@ def _are_equal(gold: str, answer: str, strict: bool) -> bool:
     only_one_has_equations = right.has(Equality) != given.has(Equality)
     if only_one_has_equations and not (_equations_name_values(right) and _equations_name_values(given)):
         return False
-    # One assignment, because both calls need the other answer before it is changed.
+    # Both calls need the other answer before it is changed, so this is one assignment.
     right, given = _named_value(right, given), _named_value(given, right)
     if _differ(right, given):
         return False
@@ -253,10 +257,10 @@ def _is_composed_rational(expression: Any) -> bool:
 
 
 class _ParsedAnswer(NamedTuple):
-    """What math-verify's grammar reads in an answer.
+    """An answer as math-verify's grammar reads it.
 
     Args:
-        value: what it reads. If relations are joined, the set of the numbers for which they hold.
+        value: the value. If relations are joined, it is the set of the numbers for which they hold.
         unknown: the variable of an answer that consists of equations or inequalities with one variable; None for any
             other answer.
     """
@@ -268,11 +272,11 @@ class _ParsedAnswer(NamedTuple):
 # The responses to one prompt share their right answer, and parsing costs more than comparing.
 @lru_cache(maxsize=256)
 def _parse_answer(text: str) -> _ParsedAnswer:
-    r"""Return what math-verify's grammar reads in the whole text.
+    r"""Return a whole text as math-verify's grammar reads it.
 
     Raises:
-        ValueError: the text cannot be read, or is not safe to parse; a part of it would be dropped; or `\lor` or
-            `\land` joins something else than relations with one variable.
+        ValueError: the text is not safe to parse; it cannot be read; it would be misread, see `MisreadText`; or `\lor`
+            or `\land` joins something else than relations with one variable.
     """
     if not is_safe_to_parse(text):
         raise ValueError("a text that might exhaust the parser is not read")
@@ -295,7 +299,14 @@ def _parse_answer(text: str) -> _ParsedAnswer:
 
 
 def _find_unknown(expressions: list[Any]) -> Symbol | None:
-    """Return the only variable of some relations; None if there are several, or none, or something else among them."""
+    """Return the only variable of some relations.
+
+    Args:
+        expressions: the relations. If there is another expression among them, None is returned.
+
+    Returns:
+        None if the relations have several variables, or none.
+    """
     if not all(map(_is_relation, expressions)):
         return None
     variables = set().union(*(expression.free_symbols for expression in expressions))
@@ -412,7 +423,7 @@ def _protect(match: re.Match[str]) -> str:
 
 
 def _protect_primes(symbol: str, index: str, primes: int) -> str:
-    """Return a spelling that keeps the primes of a symbol.
+    """Return a spelling of a symbol with primes from which the grammar does not drop the primes.
 
     Args:
         symbol: a letter, a command such as that of a Greek letter, or a digit. A letter or a command gets another name;

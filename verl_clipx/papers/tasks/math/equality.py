@@ -82,7 +82,11 @@ def equal_answers(answer: str, *golds: str) -> bool | None:
 
 
 def _decide(answer: str, golds: tuple[str, ...], strict: bool) -> bool | None:
-    """Return the verdict on an answer. math-verify is asked once, about all pairs that are still open."""
+    """Return the verdict on an answer. math-verify is asked once, about all pairs that are still open.
+
+    Args:
+        strict: whether the rules of `equal_answers` hold instead of those of `is_equivalent`.
+    """
     results = [_compare(clean(answer), clean(gold), strict) for gold in golds]
     if True in results:
         return True
@@ -96,8 +100,8 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str]:
     """Compare two cleaned answers without math-verify.
 
     Returns:
-        The verdict. If math-verify must decide, the pair that `comparison.judge` takes, without names, offers and
-        units. There, the right answer comes first.
+        The verdict. If math-verify must decide, the pair for `comparison.judge` instead: the right answer and the given
+        one, both without names, offers and units.
     """
     only_one_is_equation = (answer + gold).count("=") == 1
     if only_one_is_equation:
@@ -106,7 +110,7 @@ def _compare(answer: str, gold: str, strict: bool) -> bool | tuple[str, str]:
         gold = _without_name(gold)
     if not answer or not gold:
         return False
-    # One assignment, because both calls need the other answer before it is changed.
+    # Both calls need the other answer before it is changed, so this is one assignment.
     answer, gold = _without_offer(answer, gold), _without_offer(gold, answer)
     verdict = _compare_texts(answer, gold)
     if verdict is not None:

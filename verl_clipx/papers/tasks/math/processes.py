@@ -63,6 +63,8 @@ class _Context(multiprocessing.context.SpawnContext):
     """Tells pebble to start its processes by `_Popen`."""
 
     class Process(multiprocessing.context.SpawnProcess):
+        """A process that `_Popen` starts."""
+
         _Popen = staticmethod(_Popen)
 
 
