@@ -217,15 +217,15 @@ def hash_of_named(path: str) -> str | None:
         a class is not found.
     """
     with contextlib.suppress(OSError, ImportError, ValueError, yaml.YAMLError):
-        place = Path(path.removeprefix("file://")).expanduser()
-        if place.is_dir():
-            return hash_of_model([path]) or hash_of_checkpoint(place)
+        file = Path(path.removeprefix("file://")).expanduser()
+        if file.is_dir():
+            return hash_of_model([path]) or hash_of_checkpoint(file)
         digest = hash_of_reward(path)
         if digest is None:
             return hash_of_model([path])
-        if place.suffix not in (".yaml", ".yml"):
+        if file.suffix not in (".yaml", ".yml"):
             return digest
-        sources = [source_of(name) for name in classes_in(yaml.safe_load(place.read_text()))]
+        sources = [source_of(name) for name in classes_in(yaml.safe_load(file.read_text()))]
         if None in sources:
             return None
         if not sources:

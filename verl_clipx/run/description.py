@@ -33,7 +33,7 @@ IF_IT_CLIPS = "clipping, if this loss clips,"
 UNCONSTRAINED = ", unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
 # How a paper averages over tokens, by the value of verl's loss_agg_mode that does the same.
 AVERAGES = {"token-mean": "averages over all tokens", "seq-mean-token-mean": "averages each sequence first"}
-# What a user can add to correct stale samples.
+# The settings that a user can add to correct for stale samples.
 REMEDIES = (
     f"{keys.ROLLOUT_IS}=token {keys.ROLLOUT_IS}_threshold=2 {keys.CALCULATE_LOG_PROBS}=true (truncated weights), or "
     f"{keys.BYPASS}=true {keys.CALCULATE_LOG_PROBS}=true (the ratio is then to the policy that sampled)"
@@ -247,7 +247,8 @@ def describe_method(loss_mode: str, settings: Settings, record: RunRecord, unuse
 
     Args:
         loss_mode, settings, record: as for `describe`.
-        unused: from verl's clip keys that the method does not read, by their names below the actor, to their values.
+        unused: the values of the clip keys of verl's that are set and that the method does not read, by the keys' names
+            below the actor.
     """
     method = settings.method
     group = record.loss.group
@@ -256,7 +257,7 @@ def describe_method(loss_mode: str, settings: Settings, record: RunRecord, unuse
     if group:
         name += f" (+{NODE}={group})"
 
-    # Of each parameter that differs from its group the line has both values. The row "settings" has all parameters.
+    # The line has both values of each parameter that differs from the group. The row "settings" has all parameters.
     group_values = own_settings(group or loss_mode.removeprefix(f"{NODE}_"))
     differences = describe_differences(settings, record, group_values)
     in_line = [name]
@@ -299,14 +300,22 @@ def describe_method(loss_mode: str, settings: Settings, record: RunRecord, unuse
 
 
 def describe_uncorrected_samples(record: RunRecord, settings: Settings | Observe) -> str | None:
-    """Return that samples may be stale and that nothing corrects for it; None if they cannot be, or something does."""
+    """Return the remark that samples may be stale and nothing corrects for it.
+
+    Returns:
+        The remark; None if samples cannot be stale, or if the run corrects for it.
+    """
     if not record.trainer.stale or keys.corrects_for_sampler(record.correction, settings):
         return None
     return "not corrected for the samples' staleness and for the rollout engine"
 
 
 def describe_bias_of_ratios(record: RunRecord, settings: Settings | Observe) -> str | None:
-    """Return which sampling settings bias the ratios to the rollout policy; None if none does, or there are none."""
+    """Return the remark that sampling settings bias the ratios to the rollout policy.
+
+    Returns:
+        The remark; None if no setting does so, or if the server returns no log-probabilities for such ratios.
+    """
     mismatch = keys.find_log_prob_mismatch(record.sampling, record.rollout.name)
     if mismatch is None or not record.sampling.returns_log_probs:
         return None
@@ -361,15 +370,15 @@ def describe_corrections(record: RunRecord, settings: Settings | Observe) -> lis
     correction = record.correction
     temperature = record.sampling.temperature
     weights_and_rejection = []
-    # In bypass mode verl's trainers neither weigh nor reject. A loss of the plugin rejects by itself.
+    # In bypass mode verl's trainers neither weigh nor reject samples, but a loss of the plugin rejects them itself.
     if correction.weights is not None and not correction.bypass:
         normalised = ", normalised over the batch" if correction.weights_normalised else ""
         threshold = format_value(correction.weights_threshold)
         weights_and_rejection.append(f"rollout_is={correction.weights} (threshold {threshold}{normalised})")
     if correction.rejection is not None and (settings.trains or not correction.bypass):
-        place = " in the loss, by the current policy" if correction.bypass else ""
+        by_loss = " in the loss, by the current policy" if correction.bypass else ""
         threshold = format_value(correction.rejection_threshold)
-        weights_and_rejection.append(f"rollout_rs={correction.rejection}{place} (threshold {threshold})")
+        weights_and_rejection.append(f"rollout_rs={correction.rejection}{by_loss} (threshold {threshold})")
     texts = []
     if weights_and_rejection:
         texts.append(f"rollout correction {', '.join(weights_and_rejection)}")
@@ -639,7 +648,7 @@ def describe_mask(settings: Settings, ratio_reference: str) -> str | None:
 
     Args:
         settings: the run's clipx node.
-        ratio_reference: in words, the policy that the clip's ratio refers to.
+        ratio_reference: the policy to which the clip's ratio refers, in words that follow "ratio".
     """
     mask = settings.mask
     if mask is None:

@@ -50,7 +50,7 @@ SERVER_SIZES = (
 
 
 def counted_nothing(config: DictConfig) -> list[str]:
-    """Return those keys of `COUNTED` that are 0 or empty, which a script writes where it finds no node or no GPU."""
+    """Return those keys of `COUNTED` that are 0 or empty, because a script found no node or no GPU to count."""
     values = {key: OmegaConf.select(config, key) for key in COUNTED}
     return [key for key, value in values.items() if value == "" or (type(value) is int and value == 0)]
 
@@ -61,7 +61,7 @@ def wrong_numbers(config: DictConfig) -> list[str]:
     The list is empty where the rules are not known (`has_rules`).
 
     Args:
-        config: verl's whole configuration. Those keys of `counted_nothing` are not named.
+        config: verl's whole configuration. There is no message on the keys that `counted_nothing` returns.
     """
     if not has_rules(config):
         return []
@@ -78,7 +78,7 @@ def wrong_numbers(config: DictConfig) -> list[str]:
             # Nothing has to divide a budget, which may be a fraction.
             is_needed = not isinstance(value, int | float) or value < 1
         else:
-            # Where a size is not set, verl's own check says so.
+            # If a size is not set, verl's own check says so.
             is_needed = value is not None
         if is_needed:
             values[micro_batch.key] = value
@@ -94,7 +94,7 @@ def wrong_numbers(config: DictConfig) -> list[str]:
 
 def has_rules(config: DictConfig) -> bool:
     """Return whether the rules are known for the engine and the trainer of a run."""
-    # Where sampling has machines of its own, other sizes have to divide.
+    # If sampling has machines of its own, other sizes have to divide.
     return OmegaConf.select(config, STRATEGY) in FSDP and trainer_of(read(config)).in_step
 
 
@@ -108,9 +108,9 @@ class MicroBatch(NamedTuple):
     """The micro-batches of one kind of pass.
 
     Attributes:
-        key: the key with their size, in responses, or with the most tokens of a micro-batch on a GPU.
-        is_token_budget: whether it is a number of tokens.
-        prompts: how many prompts' responses are divided into micro-batches, over all ranks.
+        key: the key with the size of a micro-batch in responses, or with its most tokens on a GPU.
+        is_token_budget: whether the key has a number of tokens.
+        prompts: the number of prompts whose responses are divided into micro-batches, over all ranks.
     """
 
     key: str
@@ -208,7 +208,7 @@ def check_micro_batches(config: DictConfig, ranks: int, gpus_a_sequence: int) ->
                 f"{math.ceil(longest / gpus_a_sequence)}, or share sequences over more GPUs "
                 f"({sequence_parallel_key(config)})."
             )
-        # Where it is not set, verl's own check says so.
+        # If the size is not set, verl's own check says so.
         elif not is_token_budget and value is not None and rows_of_rank % value:
             yield (
                 f"{key}={value}: does not divide the {rows_of_rank} responses of a data-parallel rank. Choose a "

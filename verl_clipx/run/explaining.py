@@ -96,7 +96,7 @@ def answer(config: DictConfig, *, named: Collection[str] = (), group: str | None
         record = resolved.record
     stops = wrong_numbers(config)
     if not stops:
-        # With a wrong number verl's check would say no more than that it cannot calculate.
+        # With a wrong number verl's check would only say that it cannot calculate.
         stops = [*run_verls_check(config), *what_does_not_divide(config)]
     common = {
         "resumes": resumes,
@@ -310,7 +310,7 @@ def run_verls_check(config: DictConfig) -> list[str]:
     config = config.copy()
     uncounted_keys = counted_nothing(config)
     with open_dict(config):
-        # What was not counted is 0, and verl would divide by it. 1 divides everything.
+        # A number that was not counted is 0, and verl would divide by it. 1 divides every number.
         for key in uncounted_keys:
             OmegaConf.update(config, key, 1)
         # verl would load the critic's tokenizer from the hub, and ask an installed vLLM for its LoRA ranks.
@@ -414,16 +414,16 @@ def run_hydra(wrapped: Callable[..., None], _: None, positional: tuple, keyword_
 
     Args:
         wrapped: `_run_hydra`.
-        positional: empty, since hydra.main gives all arguments by name.
-        keyword_arguments: those of `_run_hydra`.
+        positional: empty, because hydra.main passes all arguments by name.
+        keyword_arguments: the arguments of `_run_hydra`.
     """
-    # Otherwise Hydra would print its errors itself.
+    # With this variable Hydra raises its errors. Otherwise it would print them itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     args = keyword_arguments["args"]
     task = keyword_arguments["task_function"]
     given = [*args.overrides]
 
-    # Hydra looks up the file of the task function, which functools.wraps lets it find.
+    # Hydra looks up the file of the task function; it finds that of `task` because of functools.wraps.
     @functools.wraps(task)
     def remember_configuration(config: DictConfig) -> Any:
         global _main_configuration

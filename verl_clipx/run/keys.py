@@ -32,7 +32,7 @@ READ_BY_VERL = "read by verl as always"
 TAKEN = "taken over or not used"
 REFUSED = "refused"
 IRRELEVANT = "irrelevant"
-# In place of a default: the plugin does not read the key.
+# This stands in place of a default if the plugin does not read the key.
 NOT_READ = object()
 
 # The readers of keys.
@@ -292,7 +292,7 @@ WITH_ROLLOUT_IS = declare_all(
 ROLLOUT_RS = declare(f"{OF_CORRECTION}.rollout_rs", READ_BY_VERL, CORRECTION, None)
 WITH_ROLLOUT_RS = declare_all(READ_BY_VERL, CORRECTION, OF_CORRECTION, "rollout_rs_threshold", default=None)
 LOSS_TYPE = declare(f"{OF_CORRECTION}.loss_type", REFUSED, BYPASS_LOSS, None)
-# Of verl after 0.9.
+# A key of verl after 0.9.
 CENTERING = declare(f"{OF_CORRECTION}.score_centering", REFUSED, BYPASS_LOSS, None)
 
 
@@ -377,7 +377,7 @@ def refuse_with_verl(correct: Callable, values: Values, key: str, threshold: str
 
     Args:
         correct: verl's function.
-        values: from `read`.
+        values: the values of verl's keys, from `read`.
         key: the key that switches the correction on.
         threshold: the key with the correction's threshold.
     """
@@ -498,12 +498,12 @@ RESPONSES = declare_beside(f"{ROLLOUT}.n", TRAINER)
 ROLLOUT_PROMPTS = declare_beside("data.train_batch_size", UPDATES)
 USE_V1 = declare_beside("trainer.use_v1", TRAINER)
 WARMUP = declare_beside("trainer.critic_warmup", TRAINER)
-# Of verl's experimental trainers, which do not read trainer.v1.
+# Keys of verl's experimental trainers, which do not read trainer.v1.
 STEPS_A_VERSION = declare_beside("async_training.trigger_parameter_sync_step", UPDATES)
 ROLLOUT_NODES = declare_beside("rollout.nnodes", TRAINER)
 MINI_BATCHES_AT_ONCE = declare_beside("async_training.require_batches", UPDATES)
 TRAINER_MODE = declare_beside("trainer.v1.trainer_mode", TRAINER)
-# Of verl after 0.9: the configuration group that chooses a backend, and the key that this group sets.
+# Keys of verl after 0.9: the configuration group that chooses a backend, and the key that this group sets.
 REMOTE_GROUP = declare_beside("remote_backend", TRAINER)
 REMOTE_BACKEND = declare_beside("trainer.remote_backend", TRAINER)
 RUNTIME = declare_beside("runtime.backend", TRAINER)
@@ -535,7 +535,7 @@ def refuse_other_runtime(values: Values, node: "Settings | Observe") -> Iterator
         yield Refusal(RUNTIME, values[RUNTIME], reason, f"Set {RUNTIME}=ray, or leave out +{NODE}.")
 
 
-# Of the mode that trainer.v1.trainer_mode names; `read` adds it.
+# This key stands in the node of the mode that trainer.v1.trainer_mode names. `read` adds its value.
 SYNC_STEP = "trainer.v1.*.parameter_sync_step"
 
 
@@ -676,7 +676,7 @@ def refuse_attention_on_slices(values: Values, node: "Settings | Observe") -> It
 ENGINE_NAME = declare_beside(f"{ROLLOUT}.name", SERVER)
 TEMPERATURE = declare_beside(f"{ROLLOUT}.temperature", SERVER)
 LOG_PROB_MODE = declare_beside(f"{ROLLOUT}.logprobs_mode", SERVER)
-# What score centering asks of the server, after 0.9.
+# A key of verl after 0.9, with which score centering asks the server for more log-probabilities.
 declare_beside(f"{ROLLOUT}.topk_log_probs", SERVER, NOT_READ)
 # verl's vLLM server gives this key precedence over its own arguments.
 LOG_PROB_MODE_OF_VLLM = declare_beside(f"{ROLLOUT}.engine_kwargs.vllm.logprobs_mode", SERVER)
@@ -949,10 +949,10 @@ SAVE_EVERY = "trainer.save_freq"
 VALIDATE_EVERY = "trainer.test_freq"
 VALIDATES_FIRST = "trainer.val_before_train"
 OLDEST_ALLOWED = "trainer.v1.sampler.max_off_policy_threshold"
-# What becomes of samples that are older than that: drop or wait.
+# Whether verl drops samples that are older than that, or waits: drop or wait.
 TOO_OLD = "trainer.v1.sampler.max_off_policy_strategy"
 VALIDATION_FOLDER = "trainer.validation_data_dir"
-# Of verl's fully asynchronous trainer, which alone has keys below it.
+# The node of verl's fully asynchronous trainer. Only this trainer has keys below it.
 ASYNC_TRAINING = "async_training"
 DATA_SEED = "data.seed"
 LOADER_SEED = f"{ACTOR}.data_loader_seed"
@@ -971,7 +971,7 @@ RESPONSE_LENGTH = f"{ROLLOUT}.response_length"
 CONTEXT = f"{ROLLOUT}.max_model_len"
 AGENT_LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 ROLLOUT_PRECISION = f"{ROLLOUT}.dtype"
-# By the engines that compute under verl's actor; FSDP computes in bfloat16 where its key is not set.
+# The keys with the precision of a training, by engine. If FSDP's key is not set, FSDP computes in bfloat16.
 MIXED_PRECISION = f"{ACTOR}.fsdp_config.mixed_precision.param_dtype"
 TRAINING_PRECISION = {
     "fsdp": MIXED_PRECISION,
@@ -1214,7 +1214,7 @@ def refuse_values(values: Values, node: "Settings | Observe") -> Iterator[Refusa
     """Yield the refusals of all rows.
 
     Args:
-        values: from `read`.
+        values: the values of verl's keys, from `read`.
         node: the run's clipx node, built.
     """
     for row in ROWS.values():

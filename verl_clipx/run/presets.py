@@ -27,11 +27,12 @@ _NAME = "<name>"
 
 
 class Setting(NamedTuple):
-    """A value as it is written, with interpolations unresolved, and the comment above it.
+    """A value of a preset, and the comment above it.
 
-    Args:
-        key: path of the value, such as data.train_batch_size.
-        comment: the comment lines directly above it, as one text.
+    Attributes:
+        key: the dotted key, such as data.train_batch_size.
+        value: the value as it is written, with interpolations unresolved.
+        comment: the comment lines directly above the value, as one text.
     """
 
     key: str
@@ -40,12 +41,13 @@ class Setting(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A preset, or a part of presets. It says what a YAML file of Hydra could say.
+    """A preset, or a part of which presets are made. Hydra could read the same from a YAML file of its own.
 
-    Args:
-        title: the first line of the comment above it; for a preset it names the row of a paper's table that it trains.
-        defaults: its parts as a Hydra defaults list, in which its own values come last.
-        settings: its own values.
+    Attributes:
+        title: the first line of the comment above the entry. A preset's title names the row of a paper's table that it
+            trains.
+        defaults: the entry's parts as a Hydra defaults list. Its last item, `SELF`, stands for the entry's own values.
+        settings: the entry's own values.
     """
 
     title: str
@@ -54,7 +56,12 @@ class Entry(NamedTuple):
 
 
 class Presets(NamedTuple):
-    """A paper's presets by name, such as countdown_3b_acpo_near, and the parts of which they are made, method/dapo."""
+    """The presets of a paper, and the parts of which they are made.
+
+    Attributes:
+        presets: the presets by name, such as countdown_3b_acpo_near.
+        parts: the parts by name, such as method/dapo.
+    """
 
     presets: Mapping[str, Entry]
     parts: Mapping[str, Entry]
@@ -86,7 +93,7 @@ def read_presets(paper: str) -> Presets:
 
 
 def entry_at(path: str) -> Entry | None:
-    """Return the preset or the part that Hydra calls by a path such as recipe/acpo/method/dapo, or None."""
+    """Return the preset or the part at a path of Hydra's, such as recipe/acpo/method/dapo; None if there is none."""
     group, _, rest = path.partition("/")
     paper, _, name = rest.partition("/")
     if group != "recipe" or not name or not (configs_folder() / file_of(paper)).is_file():
@@ -98,14 +105,14 @@ def entry_at(path: str) -> Entry | None:
 def settings_of(
     node: yaml.MappingNode, values: Mapping[str, Any], lines: list[str], prefix: str = ""
 ) -> Iterator[Setting]:
-    """Yield the values of a part of a YAML file, each with the comment above it.
+    """Yield the values in a mapping of a YAML file, each with the comment above it.
 
     Args:
-        node: the part, which says where each key is.
-        values: the same part as Hydra's loader reads it, because plain YAML would read 1e-6 as text. Keys that are not
-            in `values` are left out.
+        node: the mapping as a node of YAML's, which knows the line of each key.
+        values: the same mapping as Hydra's loader reads it, because plain YAML would read 1e-6 as text. Keys that are
+            not in `values` are left out.
         lines: the file's lines, which have the comments.
-        prefix: of the path of each value, with a dot at its end.
+        prefix: what stands before each key, with a dot at its end; empty for the whole configuration.
     """
     for key, value in node.value:
         if key.value not in values:
@@ -120,20 +127,21 @@ def settings_of(
 
 def _comment_lines(lines: list[str], key: yaml.Node) -> list[str]:
     """Return the comment lines directly above a key, without their marks."""
-    first = number = key.start_mark.line
-    while first > 0 and lines[first - 1].lstrip().startswith("#"):
-        first -= 1
-    return [line.strip().removeprefix("#").strip() for line in lines[first:number]]
+    line_of_key = key.start_mark.line
+    first_line = line_of_key
+    while first_line > 0 and lines[first_line - 1].lstrip().startswith("#"):
+        first_line -= 1
+    return [line.strip().removeprefix("#").strip() for line in lines[first_line:line_of_key]]
 
 
 class _File(NamedTuple):
-    """What `_read` needs of a file of presets.
+    """The content of a file of presets.
 
-    Args:
-        path: of the file.
-        paper: its folder's name.
-        values: the sections as Hydra's loader reads them.
-        sections: their nodes, which say where each key stands.
+    Attributes:
+        path: the path of the file.
+        paper: the name of the file's folder.
+        values: the sections by name, as Hydra's loader reads them.
+        sections: the sections by name, as nodes of YAML's, which know the line of each key.
         lines: the file's lines, which have the comments.
     """
 
@@ -144,7 +152,7 @@ class _File(NamedTuple):
     lines: list[str]
 
     def check_sections(self) -> None:
-        """Raise a ValueError for an unknown section, one of a wrong form, and for a file without presets."""
+        """Raise a ValueError if a section is unknown or has a wrong form, or if there are no presets."""
         unknown = [str(name) for name in self.values if name not in (_EVERY, _PARTS, _PRESETS)]
         if unknown:
             raise ValueError(f"{self.path}: {', '.join(unknown)}: use {_EVERY}, {_PARTS} and {_PRESETS}.")
@@ -159,7 +167,11 @@ class _File(NamedTuple):
                     raise ValueError(f"{self.path}: {name}: {key}: must be a text. Put it in quotation marks.")
 
     def read_part(self, key: yaml.ScalarNode, node: yaml.Node) -> Entry:
-        """Read an entry of `parts`; the nodes say where its comments are, and `self.values` has its values."""
+        """Read an entry of `parts`.
+
+        Args:
+            key, node: the entry's name and its content as nodes of YAML's, which know the lines of its comments.
+        """
         content = self.values[_PARTS][key.value]
         where = f"{self.path}: {_PARTS}: {key.value}"
         if not isinstance(content, dict):
@@ -168,7 +180,7 @@ class _File(NamedTuple):
         return Entry(self.read_title(key), (SELF,), tuple(settings_of(node, content, self.lines)))
 
     def read_preset(self, key: yaml.ScalarNode, node: yaml.Node) -> Entry:
-        """Read an entry of `presets`; the nodes say where its comments are, and `self.values` has its values."""
+        """Read an entry of `presets`; the arguments are those of `read_part`."""
         items = self.values[_PRESETS][key.value]
         where = f"{self.path}: {_PRESETS}: {key.value}"
         if not isinstance(items, list):
@@ -191,7 +203,12 @@ class _File(NamedTuple):
         return Entry(self.read_title(key), (*defaults, SELF), tuple(settings))
 
     def check_no_file(self, where: str, name: str) -> None:
-        """Raise a ValueError if a file of the folder has the name of an entry; `where` begins the message."""
+        """Raise a ValueError if the folder also has a YAML file with the name of an entry.
+
+        Args:
+            where: the file and the entry, with which the message begins.
+            name: the name of the entry.
+        """
         if (self.path.parent / f"{name}.yaml").is_file():
             raise ValueError(f"{where}: the folder has a file {name}.yaml too. Keep one of the two.")
 
@@ -200,14 +217,14 @@ class _File(NamedTuple):
         return next(iter(_comment_lines(self.lines, key)), "")
 
     def settings_of_every_preset(self, name: str) -> list[Setting]:
-        """Return the values that each preset has, as the preset of this name has them."""
+        """Return the values of the section `every_preset`, with a preset's name in place of <name>."""
         if _EVERY not in self.values:
             return []
         settings = settings_of(self.sections[_EVERY], self.values[_EVERY], self.lines)
         return [setting._replace(value=name) if setting.value == _NAME else setting for setting in settings]
 
     def default_of(self, item: str) -> str | dict[str, str]:
-        """Return a part, such as clipx=acpo or task/countdown_3b, as an entry of a Hydra defaults list."""
+        """Return a part of a preset, such as clipx=acpo or task/countdown_3b, as an item of a Hydra defaults list."""
         if "=" in item:
             group, _, option = item.partition("=")
             return {f"/{group}": option}

@@ -139,7 +139,7 @@ def main(record_file: str, program: str, *arguments: str) -> None:
     What is run takes the place of this process, so that the call then does not return.
 
     Args:
-        record_file: in the folder that `explain.py` made for the stand-ins; further files are written beside it.
+        record_file: the file that gets the command line. Other files of `explain.py` are in the same folder.
         program: the program's name.
         arguments: those that it was called with.
     """

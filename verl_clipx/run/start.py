@@ -22,7 +22,7 @@ from verl_clipx.run.run_lock import take_lock
 
 RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 
-# Whether an entry module of verl's has started a run in this process that run_ppo has not been called for yet.
+# Whether an entry module of verl's has started a run in this process for which run_ppo has not been called yet.
 _waits_for_run_ppo = False
 
 
@@ -33,7 +33,9 @@ def start(config: DictConfig) -> None:
         config: verl's whole configuration. `resolve_into_config` writes the result into it.
 
     Raises:
-        ValueError, RuntimeError, OSError: as `resolve_into_config`, `require_accelerator` and `hold_log`.
+        ValueError: as for `resolve_into_config`.
+        RuntimeError: as for `require_accelerator` and `hold_log`.
+        OSError: as for `hold_log`.
     """
     global _waits_for_run_ppo
     _waits_for_run_ppo = True
@@ -71,7 +73,7 @@ def is_resolved(config: DictConfig) -> bool:
 
 
 def said_by_command_line() -> dict[str, Any]:
-    """Return what only the command line of a hydra.main says, as arguments of `resolve`; empty elsewhere."""
+    """Return the arguments of `resolve` that only the command line of a hydra.main says; empty without a hydra.main."""
     if not HydraConfig.initialized():
         return {}
     hydra = HydraConfig.get()
@@ -79,7 +81,10 @@ def said_by_command_line() -> dict[str, Any]:
 
 
 def named_keys(overrides: Collection[str]) -> dict[str, str]:
-    """Return the keys that a command line's overrides name, with their text: `+clipx.alpha=2` names clipx.alpha."""
+    """Return the full keys that a command line's overrides name, each with the text of its value.
+
+    For `+clipx.alpha=2` that is the key clipx.alpha with the text 2.
+    """
     text_by_key = {}
     for override in overrides:
         key, _, text = override.lstrip("+~").partition("=")
@@ -112,10 +117,10 @@ def resolve_into_config(
         policy_loss = OmegaConf.select(config, POLICY_LOSS)
         policy_loss.run = as_node(resolved.run)
         clipx_node = policy_loss[NODE]
-        # The workers build the method from this node, so that it has to say the bounds that verl's clip keys gave.
+        # The workers build the method from this node, so it must have the values that were taken over.
         for parameter, taken in resolved.run.record.loss.taken.items():
             clipx_node[parameter] = taken["value"]
-        # The folder may follow from other keys. Workers do not know these.
+        # The folder may follow from keys that the workers do not know.
         if resolved.clipx.trace is not None:
             clipx_node.trace.folder = resolved.clipx.trace.folder
         # verl would refuse keys that its policy_loss does not have.
@@ -152,6 +157,10 @@ def require_accelerator(ray_address: str | None, device: str | None = None) -> N
 
     A driver without a GPU is normal if it joins a cluster. Therefore nothing is raised if a cluster is named, runs, or
     is joined already.
+
+    Args:
+        ray_address: the address of a cluster in the configuration; None if it has none.
+        device: trainer.device; None if it is not set.
 
     Raises:
         RuntimeError: there is no accelerator, or VERL_PLATFORM contradicts trainer.device; says how to run on the CPU.

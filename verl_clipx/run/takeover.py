@@ -37,7 +37,7 @@ def take_clip_keys_over(method: Method, values: Values, named: Collection[str] =
     Args:
         method: built with its group's parameters and the user's overrides. A parameter that still has its default takes
             verl's value over.
-        values: from `keys.read`.
+        values: the values of verl's keys, from `keys.read`.
         named: the full keys that the command line names, verl's and the plugin's. A clip key with verl's default counts
             as set if it is named and the method reads it, or clipx.hold replaces it.
     """
@@ -76,7 +76,8 @@ def find_unused_keys(
     """Return `Takeover.unused`.
 
     Args:
-        values, named: as for `take_clip_keys_over`.
+        values: the values of verl's keys, from `keys.read`.
+        named: the full keys that the command line names.
         read_keys: the clip keys that the method's parameters read.
         keys_replaced_by_hold: the clip keys of those parameters in whose place clipx.hold solves for the bounds.
     """
@@ -112,7 +113,7 @@ def find_set_keys(verl_key: VerlKey, values: Values, named: Collection[str]) -> 
 
     Args:
         verl_key: the keys of verl's that set the parameter. `fallback` counts only if none of `names` is set.
-        values: from `keys.read`.
+        values: the values of verl's keys, from `keys.read`.
         named: the full keys that the command line names.
     """
     set_keys = [name for name in verl_key.names if is_set(name, verl_key, values, named)]
@@ -130,7 +131,7 @@ def is_set(name: str, verl_key: VerlKey, values: Values, named: Collection[str])
     Args:
         name: the clip key.
         verl_key: all keys of verl's that set the same parameter.
-        values: from `keys.read`.
+        values: the values of verl's keys, from `keys.read`.
         named: the full keys that the command line names.
     """
     value = values[f"{ACTOR}.{name}"]
