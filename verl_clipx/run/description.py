@@ -592,7 +592,7 @@ def describe_parameters(settings: Settings, group: str | None, differences: dict
 def describe_cost(settings: Settings, record: RunRecord) -> str:
     """Return the passes that the loss adds to those of verl's own loss, and their measured share of an update's time.
 
-    Where the extra pass is due to clipx.scope=mini_batch, the text names the scope that needs none.
+    If only clipx.scope=mini_batch makes the extra pass necessary, the text names the scope that needs none.
     """
     schedule = record.schedule
     has_second_pass = len(schedule.passes) == 2
@@ -604,7 +604,7 @@ def describe_cost(settings: Settings, record: RunRecord) -> str:
     text = " and ".join(passes) or "no extra pass"
 
     is_due_to_scope = settings.adaptive and settings.scope == "mini_batch" and not schedule.selects_by_pass
-    # `Settings` refuses lagged statistics with a second stage. Entropy takes a pass under each scope.
+    # `Settings` refuses lagged statistics with a second stage. A method that reads the entropy takes a pass anyway.
     can_lag = not schedule.second_stage and "entropy" not in settings.method.asks_for
     if schedule.extra_passes and is_due_to_scope and can_lag:
         text += f"; {NODE}.scope=lagged needs no extra pass"

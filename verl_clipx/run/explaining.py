@@ -214,7 +214,7 @@ def describe_cut_responses(record: RunRecord) -> str | None:
 
 
 def describe_extra_pass(config: DictConfig, resolved: Resolved) -> str | None:
-    """Return what the extra pass costs by formula, in time, memory and bytes on the wire; None without one.
+    """Return what the extra pass costs by formula, in time, memory and bytes between ranks; None without such a pass.
 
     The unit of time is one forward pass over a rollout batch. A backward pass takes two, and gradient checkpointing
     makes one more forward pass.
@@ -247,7 +247,11 @@ def describe_extra_pass(config: DictConfig, resolved: Resolved) -> str | None:
 
 
 def describe_sequence_weights(record: RunRecord) -> str | None:
-    """Return the remark that weights by sequence make long responses hardly count; None without such weights."""
+    """Return the remark that weights by sequence make long responses hardly count.
+
+    Returns:
+        The remark; None without such weights, or if the longest response is unknown.
+    """
     if record.correction.weights != "sequence":
         return None
     length = find_response_limits(record).response
@@ -281,7 +285,7 @@ def list_files(config: DictConfig, settings: Any) -> dict[str, str]:
 
 
 def describe_traces(resolved: Resolved) -> str | None:
-    """Return which prompts are traced and how much each traced rollout batch writes at most; None if none is."""
+    """Return which prompts are traced, and the most that each traced rollout batch writes; None without a trace."""
     trace = resolved.clipx.trace
     batch = resolved.record.batch
     if trace is None:
