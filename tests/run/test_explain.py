@@ -363,6 +363,19 @@ def test_bounds_of_verls_own_loss_where_one_is_null(explain, key, bounds):
     assert explain(f"{ACTOR}.{key}=null")["bounds"] == bounds
 
 
+@pytest.mark.parametrize(
+    ("keys", "bounds"),
+    [
+        ({"clip_ratio_low": "high"}, "none: verl stops at clip_ratio_low=high, which is no number"),
+        ({"clip_ratio": "null", "clip_ratio_high": "null"}, "none: verl stops at clip_ratio=null, which is no number"),
+        ({"clip_ratio_c": "high"}, "ratio 0.8 to 1.2; clip_ratio_c high, at which verl stops"),
+    ],
+)
+def test_a_width_of_verls_own_loss_that_is_no_number_is_named(explain, keys, bounds):
+    words = [f"{ACTOR}.{name}={value}" for name, value in keys.items()]
+    assert explain(*words)["bounds"] == bounds
+
+
 @pytest.mark.parametrize("group", [(), ("+clipx=grpo",), ("+clipx=observe",)])
 def test_a_context_that_does_not_hold_prompt_and_response_is_named(explain, group):
     lengths = ("data.max_prompt_length=4", "data.max_response_length=6")

@@ -135,10 +135,18 @@ def describe_bounds_of_verl(loss: Loss) -> str:
     """Return the bounds of verl's own loss in words. The plugin knows only those of vanilla, verl's default loss."""
     if loss.mode != "vanilla":
         return f"those of verl's own loss {written(loss.mode)}, which the plugin does not know"
+    for side in ("low", "high"):
+        key = f"clip_ratio_{side}"
+        if loss.widths.get(key) is None:
+            # verl's loss then reads this key.
+            key = "clip_ratio"
+        width = loss.widths.get(key)
+        if not is_number(width):
+            return f"none: verl stops at {key}={written(width)}, which is no number"
     bounds = f"ratio {describe_interval(*clip_range(loss.widths))}"
     dual_clip = loss.widths.get("clip_ratio_c")
-    if dual_clip is None:
-        return f"{bounds}; clip_ratio_c null, at which verl stops"
+    if not is_number(dual_clip):
+        return f"{bounds}; clip_ratio_c {written(dual_clip)}, at which verl stops"
     return f"{bounds}; clip_ratio_c {dual_clip:g}"
 
 
