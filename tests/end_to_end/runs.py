@@ -48,7 +48,7 @@ def check_receipt(run: Run, *firsts: int, rounding: float = 1e-4) -> pandas.Data
     assert list(given.index) == list(firsts or run.log.index[:1]) and (given < rounding).all()
     failed = run.log["actor/clipx/receipt_failed"]
     assert failed.dropna().to_dict() == dict.fromkeys(given.index, 0)
-    assert "receipt: at ratios of its own choosing" in run.output
+    assert "receipt: on copies with made-up ratios" in run.output
     assert "in the backward pass of " in run.output
     return run.log.drop(columns=[receipt.name, failed.name])
 

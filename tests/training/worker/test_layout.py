@@ -124,7 +124,7 @@ def test_a_method_gets_what_it_asks_for():
         assert "entropy" not in model_output
         return torch.zeros(()), {}
 
-    with_micro_batch(loss, SETTINGS, Schedule())(output, data)
+    with_micro_batch(loss, SETTINGS, Schedule(), OptimizerStep)(output, data)
     del output["entropy"]
     padded = micro_batch_of(SETTINGS, OptimizerStep(), data).rollout_log_prob
     assert torch.equal(padded, torch.where(mask, batch["old_log_prob"][ROWS], 0.0))

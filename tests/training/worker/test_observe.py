@@ -22,6 +22,7 @@ from verl_clipx.run.schedule import Schedule
 from verl_clipx.training.worker.loss_function import with_micro_batch
 from verl_clipx.training.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.training.worker.registry import is_ours
+from verl_clipx.training.worker.step import OptimizerStep
 
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
@@ -58,7 +59,7 @@ def observed(of_verl):
     def build(loss_mode, *overrides):
         function = of_verl(loss_mode, "+clipx=observe", *overrides)
         observe_registered(loss_mode)
-        return with_micro_batch(function, function.keywords["config"].policy_loss.clipx, Schedule())
+        return with_micro_batch(function, function.keywords["config"].policy_loss.clipx, Schedule(), OptimizerStep)
 
     return build
 
@@ -227,7 +228,7 @@ def test_a_loss_is_wrapped_once_and_only_in_a_run_that_observes(of_verl, observe
     observed("vanilla")
     assert core_algos.POLICY_LOSS_REGISTRY["vanilla"] is wrapped is not original
     # Another run of the process: even inside a micro-batch of ours, nothing is added.
-    plain = called(with_micro_batch(of_verl("vanilla"), Observe(), Schedule()), batch)[3]
+    plain = called(with_micro_batch(of_verl("vanilla"), Observe(), Schedule(), OptimizerStep), batch)[3]
     with torch.no_grad():
         _, without_gradients = observed("vanilla")(*reversed(micro_batch(batch, ROWS)))
     for metrics in (plain, without_gradients):

@@ -15,92 +15,148 @@ from verl_clipx.run.config import Settings
 from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.run.record import RunRecord
 from verl_clipx.training.worker.aggregation import shares_of
-from verl_clipx.training.worker.layout import flat, in_model_output, pad_rows, response_part, where_kept, with_leaf
+from verl_clipx.training.worker.layout import as_output, flat, in_model_output, pad_rows, response_part, with_leaf
 from verl_clipx.training.worker.rejection import (
     fields_in,
-    left_by_trainer,
-    left_by_verl,
+    has_mask_before_rejection,
+    kept_by_trainer,
+    kept_by_verl,
     masks_in,
     weights_by_verl,
-    whole_rows,
 )
+from verl_clipx.training.worker.rows import Field
 from verl_clipx.training.worker.step import OptimizerStep, inputs_of, micro_batch_of
 
 
 class Moving(Enum):
-    """What goes by itself from one draw of log-ratios to another in a probe."""
+    """What moves independently of the rest in a probe, on the way from its start to its end."""
 
+    # Each token's log-ratio.
     TOKENS = "each token"
-    # As for bounds on a sequence's ratio.
+    # The log-ratios of a sequence together, as for bounds on a sequence's ratio.
     SEQUENCES = "each sequence"
+    # All log-ratios together.
     BATCH = "all tokens together"
-    # As for bounds that adapt to the signs' balance: the log-ratios stay, and the positive tokens' advantages grow.
+    # The positive tokens' advantages together, as for bounds that adapt to the signs' balance. The log-ratios stay.
     BALANCE = "the positive tokens' advantages"
+
+    def shape_of_place(self, mask: Tensor) -> tuple[int, int]:
+        """Return the shape of a place on the way, which has a number for everything that moves independently.
+
+        Args:
+            mask: (sequences, length).
+        """
+        sequences, length = mask.shape
+        if self is Moving.TOKENS:
+            return sequences, length
+        if self is Moving.SEQUENCES:
+            return sequences, 1
+        return 1, 1
 
 
 class Announced:
     """The gradient that the policy's term must have on the log-probabilities of a micro-batch.
 
+    Args:
+        settings: the run's.
+        record: what the driver announces.
+        step: the optimizer step, whose decision makes the bounds; without one the micro-batch decides for itself.
+        model_output, data: as verl's engine gives them to the loss.
+
     Attributes:
         step: the optimizer step.
         model_output: of the micro-batch, as verl's engine gives it, without its graph.
         data: verl's data of the micro-batch.
-        inputs: what the method sees: a mask without what verl's own code rejects, and advantages in Lopti's pass alone.
-        other_tokens: how many tokens are in the mask although verl's trainer should have rejected them, or the reverse.
-        more_tokens: whether some of them are in the mask although verl's trainer should have rejected them.
+        inputs: what the method sees. The mask is without the tokens that verl's own code rejects or +clipx/mask takes
+            out. Advantages are 0 outside Lopti's pass or, without Lopti, for rejected tokens.
+        wrongly_masked_tokens: how many tokens are in the mask although verl's trainer should have rejected them, or the
+            reverse.
+        trains_rejected_tokens: whether some of them are in the mask although verl's trainer should have rejected them.
         resolved: how far a gradient may differ, relative to a token's.
-        gradient_of_other_terms: the gradient of what verl adds to the policy's term, such as a KL term, (tokens,).
-        rows: the hashes of its rows by field, from `hash_rows_by_field`.
-        factors: what each backward pass that reaches the loss multiplies it by.
-        gradients: the gradient on log_prob of each backward pass that reaches it.
+        gradient_of_other_terms: the gradient of what verl adds to the policy's term, such as a KL term, (tokens,). It
+            is 0 until the receipt fills it in.
+        rows: from a field to the hashes of the micro-batch's rows, as `hash_rows_by_field` returns them. It is empty
+            until the receipt fills it in.
+        factors: what each backward pass that reaches the loss multiplies it by. The receipt has the passes add them.
+        gradients: the gradient on log_prob of each backward pass that reaches it, (tokens,). The receipt has the passes
+            add them.
     """
 
     def __init__(self, settings: Settings, record: RunRecord, step: OptimizerStep, model_output: Any, data: Any):
         self._settings = settings
         self._record = record
+        self._formulas = (settings.method, settings.shaping)
         self.step = step
         self.data = data
-        self._formulas = (settings.method, settings.shaping)
-        self.rows: dict[Any, list[int]] = {}
+        self.rows: dict[Field, list[int]] = {}
         self.factors: list[Tensor] = []
         self.gradients: list[Tensor] = []
         self.model_output, log_probs = with_leaf(model_output)
         self.resolved = RESOLVED[log_probs.dtype]
         self.gradient_of_other_terms = torch.zeros_like(log_probs)
         micro_batch = micro_batch_of(settings, step, data, model_output)
-        response_mask, advantages, old = (
-            pad_rows(data[key]) for key in ("response_mask", "advantages", "old_log_probs")
-        )
-        self._whole = response_mask.bool()
-        mask = response_mask.bool()
+        response_mask = pad_rows(data["response_mask"])
+        advantages = pad_rows(data["advantages"])
+        old_log_prob = pad_rows(data["old_log_probs"])
         log_prob = response_part(log_probs, data, response_mask.shape[1])
         log_prob = log_prob.to(torch.promote_types(log_prob.dtype, torch.float32))
-        correction = record.correction
-        left_by_trainer_code = left_by_trainer(correction, data)
-        self.other_tokens = int((mask != left_by_trainer_code).sum())
-        self.more_tokens = bool((mask & ~left_by_trainer_code).any())
-        if correction.rejects_in_loss:
-            mask = left_by_verl(correction, mask, log_prob - old)
-        else:
-            mask = mask & left_by_trainer_code
-        self._kept = mask if micro_batch.counted is None else micro_batch.counted
-        tensors = {"log_prob": log_prob, "old_log_prob": old, "advantages": advantages.where(self._kept, 0)}
-        self.inputs = inputs_of(settings, micro_batch, **tensors, mask=mask)
-        self._at_ratio_1 = self.inputs._replace(log_prob=old, advantages=advantages, mask=response_mask.bool())
-        averaged = mask
-        batch_tokens = data["batch_num_tokens"]
-        self._selected = mask
+        # The mask as it came.
+        self._whole = response_mask.bool()
+        remaining = self._reject(log_prob - old_log_prob)
+        # The tokens that may have a gradient. Rejected ones can be among them under Lopti, but F * A is 0 outside the
+        # mask of `inputs`.
+        self._kept = remaining if micro_batch.counted is None else micro_batch.counted
+        self.inputs = inputs_of(
+            settings,
+            micro_batch,
+            log_prob=log_prob,
+            old_log_prob=old_log_prob,
+            advantages=advantages.where(self._kept, 0),
+            mask=remaining,
+        )
+        self._inputs_at_ratio_1 = self.inputs._replace(log_prob=old_log_prob, advantages=advantages, mask=self._whole)
+        # The tokens that entropy selection keeps, and those that the loss averages over.
+        self._selected = remaining
+        averaged = remaining
+        batch_num_tokens = data["batch_num_tokens"]
         if settings.select is not None:
-            self._selected = selected = settings.select.selected(micro_batch.entropy, mask, step.entropy_bucket)
-            self._kept = self._kept & (selected | ~micro_batch.entropy.isfinite())
+            self._selected = settings.select.selected(micro_batch.entropy, remaining, step.entropy_bucket)
+            # A token whose loss is not finite is always kept. Without it, verl would not skip the step.
+            self._kept = self._kept & (self._selected | ~micro_batch.entropy.isfinite())
             if settings.select.normaliser == "selected":
-                averaged = selected
-                batch_tokens = batch_tokens if step.selected_tokens is None else step.selected_tokens
-        sizes = {key: data[key] for key in ("dp_size", "global_batch_size")}
-        sizes |= {"batch_num_tokens": batch_tokens, "loss_scale_factor": record.scale_factor}
-        self._share = shares_of(averaged, record.aggregation_mode, log_prob.dtype, **sizes)
+                averaged = self._selected
+                if step.selected_tokens is not None:
+                    batch_num_tokens = step.selected_tokens
+        # The factor of each token's loss in the scalar loss.
+        self._share = shares_of(
+            averaged,
+            record.aggregation_mode,
+            log_prob.dtype,
+            dp_size=data["dp_size"],
+            global_batch_size=data["global_batch_size"],
+            batch_num_tokens=batch_num_tokens,
+            loss_scale_factor=record.scale_factor,
+        )
         if "rollout_is_weights" in data:
             self._share = self._share * pad_rows(data["rollout_is_weights"])
+
+    def _reject(self, log_ratio: Tensor) -> Tensor:
+        """Compare the mask with what verl's trainer should have rejected; return the tokens that verl's code keeps.
+
+        Args:
+            log_ratio: of the current to the old policy, (sequences, response length).
+
+        Returns:
+            bool, (sequences, response length).
+        """
+        correction = self._record.correction
+        expected = kept_by_trainer(correction, self.data)
+        self.wrongly_masked_tokens = int((self._whole != expected).sum())
+        self.trains_rejected_tokens = bool((self._whole & ~expected).any())
+        if correction.rejects_in_loss:
+            # The old policy is the one that sampled.
+            return kept_by_verl(correction, self._whole, log_ratio)
+        return self._whole & expected
 
     def difference(self, gradient: Tensor) -> tuple[float, int]:
         """Compare the gradient of the whole loss on log_prob, (tokens,), with the announced one.
@@ -113,11 +169,11 @@ class Announced:
             compared.
         """
         announced = torch.stack([self._gradient(moved) for moved in (0.0, ROUNDING, -ROUNDING)])
-        differences = apart(gradient, announced, self.at_ratio_1(), self.gradient_of_other_terms)
+        differences = apart(gradient, announced, self.gradient_at_ratio_1(), self.gradient_of_other_terms)
         of_responses = in_model_output(self._whole.to(differences.dtype), self.data, len(differences)) > 0
         return largest_known(differences), int((of_responses & ~differences.isnan()).sum())
 
-    def at_ratio_1(self) -> Tensor:
+    def gradient_at_ratio_1(self) -> Tensor:
         """Return the gradient that the policy's term would have at F = 1, but for its sign, (tokens,)."""
         return self._in_output(make_shaped_tokens(*self._formulas, self.inputs).advantages)
 
@@ -128,15 +184,16 @@ class Announced:
             float64: the numbers of the sequences, of the tokens that verl counts, of those that the method counts and
             of those that are selected; then the method's statistics.
         """
-        whole = self.data["response_mask"]
-        counted = whole if self.inputs.counted is None else self.inputs.counted
-        counted_by_verl = self.data.get("loss_mask", whole)
+        response_mask = self.data["response_mask"]
         sequences = torch.ones(len(self._selected))
+        counted_by_verl = self.data.get("loss_mask", response_mask)
+        counted = response_mask if self.inputs.counted is None else self.inputs.counted
         masks = [sequences, counted_by_verl, counted, self._selected]
         counts = torch.stack([pad_rows(mask).sum(dtype=torch.float64).cpu() for mask in masks])
         inputs = self.inputs
         if self.step.decided_from is DecidedFrom.RATIO_ONE:
-            inputs = self._at_ratio_1._replace(mask=apply_mask_rule(self._settings.mask, self._at_ratio_1))
+            inputs = self._inputs_at_ratio_1
+            inputs = inputs._replace(mask=apply_mask_rule(self._settings.mask, inputs))
         first_stage = None
         if self.step.statistics is not None:
             first_stage = self.step.statistics[: self._settings.method.statistics_size]
@@ -158,69 +215,91 @@ class Announced:
 
         Returns:
             The largest difference of a weight, relative to that of verl's code; what the weights are divided by; and
-            the sum and the number of the weights that verl normalises, float64, infinite or NaN if some are unknown.
+            the sum and the number of the weights that verl normalises, float64, (2,), NaN if some are unknown.
         """
-        mask, weights = fields_in(self.data, "response_mask", "rollout_is_weights")
         correction = self._record.correction
-        around = weights_by_verl(correction, self.data)
-        if around is None:
+        verls_weights_moved = weights_by_verl(correction, self.data)
+        if verls_weights_moved is None:
             return 0.0, normaliser, torch.zeros(2, dtype=torch.float64)
-        first = around[0]
-        there = masks_in(self.data)[1]
-        if correction.weights == "sequence":
-            first = first.amax(1)
-            there = there.any(1)
-        sums = torch.stack([values.sum(dtype=torch.float64).cpu() for values in (first, there)])
-        known = mask.bool() & around.isfinite().all(0)
-        weights = weights.where(known, 0).double()
-        around = around.where(known, 0).double()
-        if normaliser is None and around[0].any():
-            normalised = correction.weights_normalised and weights.any()
-            normaliser = float(around[0].sum() / weights.sum()) if normalised else 1.0
-        low = around.amin(0) / (normaliser or 1.0)
-        high = around.amax(0) / (normaliser or 1.0)
-        apart = torch.maximum(low - weights, weights - high).clamp(min=0) / high.clamp(min=1e-12)
-        return float(apart.max()), normaliser, sums / bool(whole_rows(correction, self.data).all())
+        response_mask, weights = fields_in(self.data, "response_mask", "rollout_is_weights")
+        sum_and_number = self._sum_weights(verls_weights_moved[0])
+        is_known = response_mask.bool() & verls_weights_moved.isfinite().all(0)
+        weights = weights.where(is_known, 0).double()
+        verls_weights_moved = verls_weights_moved.where(is_known, 0).double()
+        verls_weights = verls_weights_moved[0]
+        if normaliser is None and verls_weights.any():
+            normaliser = 1.0
+            if correction.weights_normalised and weights.any():
+                normaliser = float(verls_weights.sum() / weights.sum())
+        # A weight between those at log-ratios that rounding has moved is as announced.
+        low = verls_weights_moved.amin(0) / (normaliser or 1.0)
+        high = verls_weights_moved.amax(0) / (normaliser or 1.0)
+        differences = torch.maximum(low - weights, weights - high).clamp(min=0) / high.clamp(min=1e-12)
+        return float(differences.max()), normaliser, sum_and_number
 
-    def bounds_apart(self, *decisions: Tensor) -> float:
+    def _sum_weights(self, verls_weights: Tensor) -> Tensor:
+        """Return the sum and the number of the weights that verl normalises, float64, (2,); NaN if some are unknown.
+
+        Args:
+            verls_weights: those of verl's own code before it normalises them, (sequences, response length).
+        """
+        correction = self._record.correction
+        if not has_mask_before_rejection(correction, self.data).all():
+            return torch.full((2,), torch.nan, dtype=torch.float64)
+        _, has_weight = masks_in(self.data)
+        if correction.weights == "sequence":
+            # A sequence has one weight, which stands at each of its tokens, with 0 elsewhere.
+            verls_weights = verls_weights.amax(1)
+            has_weight = has_weight.any(1)
+        return torch.stack([values.sum(dtype=torch.float64).cpu() for values in (verls_weights, has_weight)])
+
+    def bounds_apart(self, first: Tensor, second: Tensor) -> float:
         """Return the largest difference of the bounds under two decisions, relative to half the first ones' width."""
-        bounds_of_decisions = []
-        for decision in decisions:
-            bounds = apply(*self._formulas, self.inputs, decision).bounds
-            bounds_of_decisions.append(torch.stack([torch.as_tensor(bound, dtype=torch.float64) for bound in bounds]))
-        first, second = bounds_of_decisions
-        low, high = first
+        first_bounds = self._bounds(first)
+        second_bounds = self._bounds(second)
+        low, high = first_bounds
         half_width = ((high - low) / 2).nan_to_num(1.0, posinf=1.0).clamp(min=1e-12)
         # Two infinite bounds are equal, but their difference is NaN.
-        difference = torch.where(first == second, 0.0, (first - second).abs() / half_width)
-        return float(difference.max())
+        is_equal = first_bounds == second_bounds
+        differences = torch.where(is_equal, 0.0, (first_bounds - second_bounds).abs() / half_width)
+        return float(differences.max())
+
+    def _bounds(self, decision: Tensor) -> Tensor:
+        """Return the lower and the upper bounds under a decision, float64, (2, ...)."""
+        low, high = apply(*self._formulas, self.inputs, decision).bounds
+        return torch.stack([torch.as_tensor(low, dtype=torch.float64), torch.as_tensor(high, dtype=torch.float64)])
 
     def probe(self, number: int) -> "Announced":
         """Announce the gradient of a copy with made-up log-ratios, close to where tokens cease to have one.
 
         The magnitudes of the copy's advantages are from 0.01 to 100.
 
-        On the way from one draw of log-ratios to another, tokens cease to have a gradient or begin to have one: that is
-        at a bound, whatever it acts on. What goes this way by itself is by turns each of `Moving`.
+        On the way from one draw of log-ratios, the start, to another, the end, tokens cease to have a gradient or begin
+        to have one: that is at a bound, whatever the bound acts on. The copy is made of a place around the first one at
+        which this happens. Successive probes take turns in what moves on this way; see `Moving`.
 
         Args:
             number: that of the probe, from 0; the same number makes the same probe.
         """
         generator = torch.Generator().manual_seed(2000 + number)
         mask = self.inputs.mask
-        # Every sixth probe begins at a ratio of 1, and each of its tokens goes outward from there.
-        outward = number % 6 == 3
-        moving = Moving.TOKENS if outward else list(Moving)[number % len(Moving)]
-        shape = {Moving.TOKENS: mask.shape, Moving.SEQUENCES: (len(mask), 1)}.get(moving, (1, 1))
+        # Every sixth probe starts at a ratio of 1, and each of its tokens moves outward from there: a positive one to
+        # higher ratios, a negative one to lower ones.
+        is_outward = number % 6 == 3
+        moving = list(Moving)[number % len(Moving)]
+        if is_outward:
+            moving = Moving.TOKENS
+        shape = moving.shape_of_place(mask)
 
         def draw(low: float, high: float, shape: tuple[int, ...] = (1, 1)) -> Tensor:
             """Return numbers that are uniform between two bounds."""
             return torch.rand(shape, generator=generator).to(mask.device) * (high - low) + low
 
         def draw_log_ratios() -> Tensor:
-            """Return log-ratios, (sequences, length), of any size.
+            """Return log-ratios, (sequences, length).
 
-            What a token, a sequence and all tokens have in common is any share of it.
+            Each is the sum of a part of its token, one of its sequence, and one that all tokens share. The size of each
+            part and that of the whole are drawn as well.
             """
             of_token = 10 ** draw(-2, 0) * draw(-1, 1, mask.shape)
             of_sequence = 10 ** draw(-2, 0) * draw(-1, 1, (len(mask), 1))
@@ -228,32 +307,34 @@ class Announced:
             log_ratios = of_token - mean_over_sequence(of_token, mask) + of_sequence + of_all
             return (10 ** draw(-2.5, 2.5) * log_ratios).clamp(-28, 28)
 
-        positive = draw(0, 1, mask.shape) > draw(0, 1)
+        is_positive = draw(0, 1, mask.shape) > draw(0, 1)
         size = 10 ** draw(-1, 1, mask.shape)
+        # How much larger a positive token's advantage is than a negative one's of the same size, as a power of 10.
         balance = draw(-1, 1)
         start = draw_log_ratios()
         end = draw_log_ratios()
         halvings = int(draw(4, 11))
         output = self.model_output
         log_prob = self.inputs.log_prob.float()
-        if outward:
+        if is_outward:
             start = torch.zeros_like(start)
-            end = torch.where(positive, 1, -1) * 10 ** draw(-0.5, 0.5, mask.shape)
+            end = torch.where(is_positive, 1, -1) * 10 ** draw(-0.5, 0.5, mask.shape)
             halvings = int(draw(4, 8))
+            # The probabilities of its tokens are made up as well.
             output = self._with_log_probs(draw(1e-3, 1, mask.shape).log())
             log_prob = response_part(output["log_probs"], self.data, mask.shape[1]).float()
         # Equal scores make advantages of 0, by tokens in some probes and by whole sequences in others.
         if moving in (Moving.TOKENS, Moving.SEQUENCES):
             size = size * (draw(0, 1, shape) > 0.15)
 
-        def made_up(way: Tensor) -> Inputs:
-            """Return the tokens at a place between the two draws of log-ratios, from 0 at the first to 1."""
+        def make_up(place: Tensor) -> Inputs:
+            """Return the tokens at a place on the way, from 0 at the start to 1 at the end, of the shape above."""
             if moving is Moving.BALANCE:
                 log_ratio = end
-                advantages = torch.where(positive, 10 ** (2 * way - 1), -1.0) * size
+                advantages = torch.where(is_positive, 10 ** (2 * place - 1), -1.0) * size
             else:
-                log_ratio = start + way * (end - start)
-                advantages = torch.where(positive, 10**balance, -1.0) * size
+                log_ratio = start + place * (end - start)
+                advantages = torch.where(is_positive, 10**balance, -1.0) * size
             return self.inputs._replace(
                 log_prob=log_prob,
                 old_log_prob=log_prob - log_ratio,
@@ -262,46 +343,54 @@ class Announced:
                 advantages=advantages,
             )
 
-        low, high = self._narrow(made_up, moving, torch.zeros(shape, device=mask.device), halvings)
-        probed = made_up(torch.lerp(low, high, draw(-0.5, 1.5, low.shape)))
-        # Without the mask of the trainer's rejection, which was by the real log-probabilities.
-        copy = self.data.exclude("loss_mask")
-        dtype = pad_rows(self.data["advantages"]).dtype
-        copy["old_log_probs"] = probed.old_log_prob
-        copy["advantages"] = probed.advantages.to(dtype)
-        if "rollout_log_probs" in copy:
-            copy["rollout_log_probs"] = probed.rollout_log_prob
-        if "rollout_is_weights" in copy:
-            copy["rollout_is_weights"] = 10 ** draw(-1, 1, mask.shape)
-        return Announced(self._settings, self._record, self.step, output, copy)
+        low, high = self._narrow(make_up, moving, torch.zeros(shape, device=mask.device), halvings)
+        probed = make_up(torch.lerp(low, high, draw(-0.5, 1.5, low.shape)))
+        data = self._data_with(probed, weights=10 ** draw(-1, 1, mask.shape))
+        return Announced(self._settings, self._record, self.step, output, data)
+
+    def _data_with(self, probed: Inputs, weights: Tensor) -> Any:
+        """Return a copy of verl's data with the old policy, the rollout and the advantages of a probe.
+
+        Args:
+            probed: the probe's tokens.
+            weights: those of the rollout correction, (sequences, length); they replace the data's, if it has any.
+        """
+        # Without the mask before the trainer's rejection, which was by the real log-probabilities.
+        data = self.data.exclude("loss_mask")
+        data["old_log_probs"] = probed.old_log_prob
+        data["advantages"] = probed.advantages.to(pad_rows(self.data["advantages"]).dtype)
+        if "rollout_log_probs" in data:
+            data["rollout_log_probs"] = probed.rollout_log_prob
+        if "rollout_is_weights" in data:
+            data["rollout_is_weights"] = weights
+        return data
 
     def _with_log_probs(self, values: Tensor) -> dict[str, Any]:
         """Return the model's output with other log-probabilities of the response tokens, (sequences, length)."""
         log_probs = self.model_output["log_probs"]
         in_output = in_model_output(values.to(log_probs.dtype), self.data, len(flat(log_probs)))
-        nothing_kept = torch.zeros_like(in_output, dtype=torch.bool)
-        return {**self.model_output, "log_probs": where_kept(nothing_kept, log_probs, lambda _: in_output)}
+        return {**self.model_output, "log_probs": as_output(in_output, log_probs)}
 
     def _narrow(
-        self, made_up: Callable[[Tensor], Inputs], moving: Moving, start: Tensor, halvings: int
+        self, make_up: Callable[[Tensor], Inputs], moving: Moving, start: Tensor, halvings: int
     ) -> tuple[Tensor, Tensor]:
         """Narrow the way from 0 to 1 around the first place at which a token's gradient begins or ends.
 
         Args:
-            made_up: returns the tokens at a place on the way.
-            moving: what goes the way by itself.
-            start: 0, of the shape of a place on the way.
+            make_up: returns the tokens at a place on the way.
+            moving: what moves independently on the way.
+            start: the place 0, of the shape of a place on the way.
             halvings: how often the way is halved; the less often, the farther from the bound its ends stay.
 
         Returns:
-            The two ends of what is left of the way.
+            The two ends of what is left of the way, of the shape of a place on it.
         """
         low = start
         high = torch.ones_like(start)
-        has_gradient_at_start = self._weighted(made_up(low)) != 0
+        has_gradient_at_start = self._weighted(make_up(low)) != 0
         for _ in range(halvings):
             middle = (low + high) / 2
-            is_unchanged = (self._weighted(made_up(middle)) != 0) == has_gradient_at_start
+            is_unchanged = (self._weighted(make_up(middle)) != 0) == has_gradient_at_start
             # Tokens that move together go on only if none of them has changed.
             if moving is not Moving.TOKENS:
                 is_unchanged = is_unchanged.all(-1, keepdim=True)

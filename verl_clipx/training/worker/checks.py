@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Check(Enum):
-    """What the receipt looks at; each is counted once, however often it does not hold."""
+    """What the receipt checks. Each is counted once, however often it does not hold."""
 
     # The worker's settings and sources are those of the driver, and of the other ranks.
     SETTINGS = auto()
@@ -28,7 +28,8 @@ class Check(Enum):
     WEIGHTS = auto()
     REJECTION = auto()
     OLD_LOG_PROBS = auto()
-    # The policy's term on copies, what verl's loss function adds to it, and the gradient in the backward pass.
+    # The gradient of the policy's term on copies, that of what verl's loss function adds to it, the gradient in the
+    # backward pass, and what the engine multiplies losses by.
     COPIES = auto()
     BESIDES = auto()
     BACKWARD = auto()
@@ -44,11 +45,11 @@ class Check(Enum):
 
 
 class Checks:
-    """Stops the run or warns where a check does not hold, and keeps which ones did not.
+    """Stops the run or warns if a check does not hold, and remembers which ones did not.
 
     Args:
-        asked: clipx.receipt: auto, stop or warn.
-        tested: whether tests have run all of the run's options, so that `auto` stops.
+        asked: the run's clipx.receipt: auto, stop or warn.
+        tested: whether tests have run all of the run's options. If so, every check stops the run under `auto`.
     """
 
     def __init__(self, asked: str, *, tested: bool):
@@ -56,12 +57,14 @@ class Checks:
         self._tested = tested
         self._failed: set[Check] = set()
 
-    def expect(self, check: Check, holds: bool, otherwise: str, *, stops: bool | None = None) -> None:
-        """Stops the run or warns if something does not hold.
+    def expect(self, check: Check, holds: bool, failure: str, *, stops: bool | None = None) -> None:
+        """Stop the run or warn if a check does not hold.
 
         Args:
-            otherwise: what is so instead.
-            stops: whether `auto` stops; None: where tests ran.
+            check: the check, which is remembered as failed if it does not hold.
+            holds: whether it holds.
+            failure: what is wrong if it does not, for the message: a clause without a full stop.
+            stops: whether it stops the run under `auto`; None: if tests have run all of the run's options.
 
         Raises:
             RuntimeError: it does not hold, and that stops the run.
@@ -69,20 +72,24 @@ class Checks:
         if holds:
             return
         self._failed.add(check)
-        message = f"receipt: {otherwise}: the run does not train what its line says"
-        stops = self._tested if stops is None else stops
-        if self._asked == "stop" or (self._asked == "auto" and stops):
+        message = f"receipt: {failure}: the run does not train what its line says"
+        stops_under_auto = self._tested if stops is None else stops
+        if self._asked == "stop" or (self._asked == "auto" and stops_under_auto):
             raise RuntimeError(f"{message}. To continue with only a warning, set {NODE}.receipt=warn.")
         logger.warning("clipx: %s.", message)
 
     def failures(self) -> Tensor:
-        """Returns which checks did not hold on this rank, 0 or 1 in the order of `Check`, float64: for a sum."""
+        """Return which checks did not hold on this rank: 1 for each of them and 0 for the others, float64, (checks,).
+
+        They are in the order of `Check`, so that the ranks can sum them.
+        """
         return torch.tensor([float(check in self._failed) for check in Check], dtype=torch.float64)
 
-    def number(self, over_ranks: Sequence[float]) -> int:
-        """Returns how many checks did not hold on any rank, or since then on this one.
+    def count_failed(self, over_ranks: Sequence[float]) -> int:
+        """Return how many checks did not hold on some rank or, since `failures` was summed, on this rank.
 
         Args:
             over_ranks: the sum of `failures` over the ranks.
         """
-        return sum(count > 0 or check in self._failed for check, count in zip(Check, over_ranks, strict=True))
+        failed = [check for check, ranks in zip(Check, over_ranks, strict=True) if ranks > 0 or check in self._failed]
+        return len(failed)

@@ -1,10 +1,10 @@
-"""Reads verl's mini-batches: padded responses and the model's output, each one's prompt and age, Lopti's passes.
+"""Reads verl's mini-batches: padded responses and the model's output, their prompts and ages, Lopti's passes.
 
 The model's output for a response token stands one position to the token's left. verl's `no_padding_2_padding` cuts it
 out in a loop that waits for the accelerator once per sequence. Nothing here waits for it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -15,76 +15,114 @@ from torch import Tensor
 from verl_clipx.losses.modifiers.lopti import low_probability
 from verl_clipx.training.worker.fingerprints import NEWEST, OLDEST
 
-# The field of verl's mini-batch in which the worker keeps the samples' ages, as from `ages`, so that they are cut
-# together with it.
+# The field of verl's mini-batch in which the worker keeps the samples' ages, as `ages` returns them. verl divides it
+# into micro-batches together with the other fields.
 AGE = "clipx_age"
 
 
 def pad_rows(values: Tensor) -> Tensor:
-    """Returns a response field as (sequences, response length), 0 where there is no token."""
+    """Return a response field, jagged or padded, as (sequences, response length): 0 where there is no token."""
     return values.to_padded_tensor(0) if values.is_nested else values
 
 
 def places(data: Any, width: int, total: int) -> tuple[Tensor, Tensor]:
-    """Returns where the model's output for each response token stands, and which there are, (sequences, width) each.
+    """Find the model's output for each response token in the flat output of all sequences.
 
-    Prompts and responses are jagged, or padded with an attention mask; `width` is the length of the longest response,
-    `total` that of all prompts and responses together.
+    Args:
+        data: verl's. Prompts and responses are jagged, or padded with an attention mask.
+        width: the length of the longest response.
+        total: the length of all prompts and responses together.
+
+    Returns:
+        The index of each response token's output, int64, (sequences, width), any valid one where there is no token;
+        and where a response has a token, bool, (sequences, width).
     """
     prompts = data["prompts"]
     responses = data["responses"]
     if prompts.is_nested:
-        prompt = prompts.offsets().diff()
-        response = responses.offsets().diff()
+        prompt_lengths = prompts.offsets().diff()
+        response_lengths = responses.offsets().diff()
     else:
         attention = data["attention_mask"]
-        prompt = attention[:, : prompts.shape[1]].sum(1)
-        response = attention[:, prompts.shape[1] :].sum(1)
-    column = torch.arange(width, device=response.device)
-    first = (prompt + response).cumsum(0) - response - 1
-    return (first[:, None] + column).clamp(max=total - 1), column < response[:, None]
+        prompt_width = prompts.shape[1]
+        prompt_lengths = attention[:, :prompt_width].sum(1)
+        response_lengths = attention[:, prompt_width:].sum(1)
+    ends = (prompt_lengths + response_lengths).cumsum(0)
+    # The output for a token stands one position to its left.
+    first_places = ends - response_lengths - 1
+    column = torch.arange(width, device=response_lengths.device)
+    place = (first_places[:, None] + column).clamp(max=total - 1)
+    present = column < response_lengths[:, None]
+    return place, present
 
 
 def response_part(output: Tensor, data: Any, width: int) -> Tensor:
-    """Returns the model's output for the response tokens, padded with 0 and detached, (sequences, width)."""
+    """Return the model's output for the response tokens, padded with 0 and detached, (sequences, width).
+
+    Args:
+        output: the model's, jagged or flat.
+        data: verl's.
+        width: the length of the longest response.
+    """
     values = flat(output).detach()
     place, present = places(data, width, values.shape[0])
     return torch.where(present, values[place], 0)
 
 
 def in_model_output(values: Tensor, data: Any, total: int) -> Tensor:
-    """Puts values of response tokens where the model's output for them stands, and 0 elsewhere, (total,)."""
+    """Put values of response tokens where the model's output for them stands, and 0 elsewhere.
+
+    Args:
+        values: (sequences, response length).
+        data: verl's.
+        total: the length of all prompts and responses together.
+
+    Returns:
+        Of the dtype of the values, (total,).
+    """
     place, present = places(data, values.shape[1], total)
     inside = torch.where(present, values, 0)
     return inside.new_zeros(total).scatter_add(0, place.flatten(), inside.flatten())
 
 
-def where_kept(kept: Tensor, output: Tensor, other: Callable[[Tensor], Tensor]) -> Tensor:
-    """Returns the model's output, replaced by `other` of it where it is not kept; `kept` is bool, (total,)."""
-    values = torch.where(kept, flat(output), other(flat(output)))
+def where_kept(kept: Tensor, output: Tensor, elsewhere: Tensor) -> Tensor:
+    """Return the model's output with other values where it is not kept, in its layout.
+
+    Args:
+        kept: bool, (total,).
+        output: the model's, jagged or flat.
+        elsewhere: the other values, (total,), of which those are taken that are not kept.
+    """
+    values = torch.where(kept, flat(output), elsewhere)
     return as_output(values, output)
 
 
 def as_output(values: Tensor, output: Tensor) -> Tensor:
-    """Returns values, (total, ...), in the layout of the model's output, jagged or flat."""
+    """Return values, (total, ...), in the layout of the model's output, jagged or flat."""
     if not output.is_nested:
         return values
     return torch.nested.nested_tensor_from_jagged(values, offsets=output.offsets())
 
 
 def flat(output: Tensor) -> Tensor:
-    """Returns the model's output as (total, ...)."""
+    """Return the model's output, jagged or flat, as (total, ...)."""
     return output.values() if output.is_nested else output
 
 
 def with_leaf(model_output: Any) -> tuple[dict[str, Any], Tensor]:
-    """Returns the model's output without its graph, and its log-probabilities as a new leaf, (tokens,)."""
+    """Return the model's output without its graph, and its log-probabilities as a new leaf, (tokens,).
+
+    The leaf's values are those in the output that is returned, which depend on it.
+    """
     output, leaves = with_leaves(model_output, ["log_probs"])
     return output, leaves["log_probs"]
 
 
 def with_leaves(model_output: Any, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns the model's output without its graph, and some of its values by name as new leaves, (tokens, ...)."""
+    """Return the model's output without its graph, and some of its values by name as new leaves, (tokens, ...).
+
+    The output that is returned depends on the leaves.
+    """
     output = dict(model_output.items())
     for key, value in output.items():
         if isinstance(value, Tensor):
@@ -97,29 +135,32 @@ def with_leaves(model_output: Any, names: Sequence[str]) -> tuple[dict[str, Any]
 
 
 def prompt_groups(data: Any) -> Tensor:
-    """Numbers each sequence's prompt, alike in every micro-batch and on every rank: int64, (sequences,)."""
+    """Number each sequence's prompt by a hash of its uid, which is the same on every rank: int64, (sequences,)."""
+    # TensorDict wraps values that are not tensors.
     names = [str(getattr(name, "data", name)).encode() for name in data["uid"]]
+    # Shifted, because int64 holds 63 bits of a number that is not negative.
     numbers = [int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1 for name in names]
     return torch.tensor(numbers, dtype=torch.int64, device=pad_rows(data["response_mask"]).device)
 
 
 def ages(data: Any, version: int) -> Tensor | None:
-    """Returns the age of each sequence's first and last token in weight versions, int64, (sequences, 2).
+    """Return the age of each sequence's first and last token in weight versions.
 
-    They differ where a generation was interrupted and resumed with newer weights. A rollout that names only the weights
-    of the last token is taken not to resume any.
+    The two differ where a generation was interrupted and resumed with newer weights. If a rollout names only the
+    weights of the last token, the first one's are taken to be the same.
 
     Args:
-        version: the one from which the training on the current rollout batch starts.
+        data: verl's.
+        version: the version of the weights from which the training on the current rollout batch starts.
 
     Returns:
-        None if the rollout does not say what generated a sequence.
+        int64, (sequences, 2); None if the rollout does not say which weights generated a sequence.
     """
     if "extra_fields" not in data:
         return None
     versions = []
-    for row in data["extra_fields"]:
-        fields = getattr(row, "data", row)
+    for wrapped in data["extra_fields"]:
+        fields = getattr(wrapped, "data", wrapped)
         if not isinstance(fields, dict) or fields.get(NEWEST) is None:
             return None
         newest = fields[NEWEST]
@@ -130,11 +171,12 @@ def ages(data: Any, version: int) -> Tensor | None:
 
 @dataclass(frozen=True)
 class TokenPass:
-    """One pass over the rollout batch.
+    """One of Lopti's passes over a rollout batch, which trains one group of its tokens.
 
     Args:
         name: the group of tokens that is updated, "low" or "high".
-        eta, equal: the threshold on the old policy's probability, and whether one equal to it counts as low.
+        eta: the threshold on a token's probability under the old policy.
+        equal: whether a probability equal to the threshold counts as low.
     """
 
     name: str
@@ -142,27 +184,39 @@ class TokenPass:
     equal: bool
 
     def tokens(self, data: Any) -> Tensor:
-        """Returns the tokens of this pass in a mini-batch or micro-batch: bool, (sequences, response length)."""
+        """Return the tokens of this pass in a mini-batch or micro-batch: bool, (sequences, response length)."""
         low = low_probability(pad_rows(data["old_log_probs"]), eta=self.eta, equal=self.equal)
         group = low if self.name == "low" else ~low
         return group & pad_rows(data["response_mask"]).bool()
 
 
 def restrict(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, Any], Any]:
-    """Makes a micro-batch in which only some tokens have an advantage, gradient, entropy and reference distance.
+    """Restrict a loss call to some tokens: all others have no advantage, gradient, entropy or reference distance.
 
-    The response mask stays, so that every aggregation keeps its normaliser. The given ones are not changed.
+    The response mask stays, so that every aggregation keeps its normaliser. `model_output` and `data` are not changed.
+
+    Args:
+        model_output: as verl's engine gives it.
+        data: verl's data of the micro-batch.
+        tokens: bool, (sequences, response length).
+
+    Returns:
+        The output, in the layout that it had; and a copy of the data, in which advantages and ref_log_prob are padded
+        and all other fields as they were.
     """
     output = dict(model_output.items())
     log_probs = output["log_probs"]
+    # As numbers, because scatter_add takes no booleans.
     kept = in_model_output(tokens.to(torch.uint8), data, flat(log_probs).shape[0]).bool()
-    output["log_probs"] = where_kept(kept, log_probs, Tensor.detach)
-    if output.get("entropy") is not None:
-        output["entropy"] = where_kept(kept, output["entropy"], torch.zeros_like)
+    output["log_probs"] = where_kept(kept, log_probs, elsewhere=flat(log_probs).detach())
+    entropy = output.get("entropy")
+    if entropy is not None:
+        output["entropy"] = where_kept(kept, entropy, elsewhere=torch.zeros_like(flat(entropy)))
     data = data.copy()
     advantages = pad_rows(data["advantages"])
     data["advantages"] = torch.where(tokens, advantages, torch.zeros_like(advantages))
     if "ref_log_prob" in data:
+        # With the current log-probability as the reference's, the distance is 0.
         current = response_part(log_probs, data, tokens.shape[1])
         data["ref_log_prob"] = torch.where(tokens, pad_rows(data["ref_log_prob"]).to(current.dtype), current)
     return output, data

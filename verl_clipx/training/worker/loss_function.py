@@ -16,7 +16,7 @@ from verl_clipx.run.decided_from import DecidedFrom
 from verl_clipx.run.schedule import Schedule
 from verl_clipx.training.worker.observers import METRICS, RankObservers
 from verl_clipx.training.worker.skipped_updates import merge_counts, not_finite_in
-from verl_clipx.training.worker.step import MicroBatch, OptimizerStep, call_of, in_micro_batch
+from verl_clipx.training.worker.step import MicroBatch, OptimizerStep, in_micro_batch, prepare_call
 
 
 def exact_metrics(micro_batch: MicroBatch, model_output: Any, data: Any) -> dict[str, Metric]:
@@ -132,19 +132,19 @@ def with_micro_batch(
     loss_fn: Callable[..., Any],
     settings: Settings | Observe,
     schedule: Schedule,
-    current_step: Callable[[], OptimizerStep | None] = OptimizerStep,
+    current_step: Callable[[], OptimizerStep | None],
     observers: RankObservers | None = None,
 ) -> Callable[..., Any]:
     """Wrap verl's loss function so that the policy loss sees its micro-batch and its metrics are exact.
 
-    Under distillation verl also calls it as (student_logits, data, ...) -> a dictionary of tensors; such calls pass
-    through.
+    Under distillation verl's engine also calls the function as a logits processor, (student_logits, data, ...) -> a
+    dictionary of tensors. Such calls pass through.
 
     Args:
         loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
         settings: the run's.
         schedule: the run's.
-        current_step: returns the step that the worker makes; None outside an optimizer step.
+        current_step: returns the step that the worker makes; None outside train_batch.
         observers: the worker's; None: there is no worker, and an exception in the metrics ends the call.
 
     Returns:
@@ -152,22 +152,22 @@ def with_micro_batch(
     """
     rank_observers = RankObservers() if observers is None else observers
 
-    def wrapped(model_output: Any = None, data: Any = None, dp_group: Any = None, **of_logits: Any) -> Any:
-        """Call verl's loss function in the micro-batch that its policy loss asks for, and add the exact metrics."""
-        if of_logits:
-            return loss_fn(data=data, **of_logits)
-        step = current_step() or step_without_worker(settings, schedule)
-        # `output` and `restricted` are what verl's loss function gets.
-        micro_batch, output, restricted = call_of(settings, step, model_output, data)
+    def wrapped(model_output: Any = None, data: Any = None, dp_group: Any = None, **logits_arguments: Any) -> Any:
+        """Call verl's loss function with the micro-batch as the current one, and add the exact metrics to its own."""
+        if logits_arguments:
+            # A call as a logits processor has neither a model output nor a group of ranks.
+            return loss_fn(data=data, **logits_arguments)
+        step = current_step()
+        if step is None:
+            step = step_without_worker(settings, schedule)
+        micro_batch, loss_output, loss_data = prepare_call(settings, step, model_output, data)
         micro_batch.observers = rank_observers
         with in_micro_batch(micro_batch):
-            loss, metrics = loss_fn(model_output=output, data=restricted, dp_group=dp_group)
-        exact = rank_observers.run(METRICS, lambda: exact_metrics(micro_batch, output, restricted), {})
-        metrics |= exact
-        if observers is not None:
-            metrics |= observers.report(exact)
+            loss, metrics = loss_fn(model_output=loss_output, data=loss_data, dp_group=dp_group)
+        exact = rank_observers.run(METRICS, lambda: exact_metrics(micro_batch, loss_output, loss_data), {})
+        report = {} if observers is None else observers.report(exact)
         if step.of_rollout_batch:
             rank_observers.end_micro_batch(micro_batch, loss, model_output, data, dp_group)
-        return loss, metrics
+        return loss, {**metrics, **exact, **report}
 
     return wrapped

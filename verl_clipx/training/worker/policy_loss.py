@@ -301,7 +301,7 @@ def sum_other_metrics(micro_batch: MicroBatch) -> dict[str, Tensor]:
     # Not logged for a selection within each sequence, whose share is the configured one up to rounding.
     if settings.selects_over_mini_batch:
         metrics[SELECTED.key] = count(applied.kept)
-    if inputs.mask is not applied.whole:
+    if applied.mask_may_lack_tokens:
         metrics[REJECTED.key] = count(applied.whole & ~inputs.mask)
     if settings.mask is not None:
         masked = split_by_sign(applied.unmasked & ~inputs.mask, inputs.advantages)

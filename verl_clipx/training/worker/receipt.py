@@ -31,7 +31,14 @@ from verl_clipx.training.worker.besides import gradient_of_verls_terms, verls_te
 from verl_clipx.training.worker.checks import Check, Checks
 from verl_clipx.training.worker.layout import TokenPass, flat, pad_rows, with_leaf, with_leaves
 from verl_clipx.training.worker.rows import OLD_LOG_PROBS, Rows, hash_rows_by_field
-from verl_clipx.training.worker.step import MicroBatch, Observer, OptimizerStep, RolloutBatch, call_of, in_micro_batch
+from verl_clipx.training.worker.step import (
+    MicroBatch,
+    Observer,
+    OptimizerStep,
+    RolloutBatch,
+    in_micro_batch,
+    prepare_call,
+)
 
 # With 25 tokens, this many probes tell any two groups apart, and a method from itself with one of its numbers a
 # twentieth smaller.
@@ -114,12 +121,13 @@ class Receipt(Observer):
     tested: bool
     half: bool = False
     scaled: bool = False
-    # How many tokens were compared on copies, and how many updates were made.
-    _tokens: int = 0
+    # How often this rank compared a token on a copy.
+    _token_comparisons: int = 0
+    # How many updates were made.
     _updates: int = 0
-    # The differences of each copy and of each backward pass.
-    _on_copies: list[float] = field(default_factory=list)
-    _in_training: list[float] = field(default_factory=list)
+    # The largest difference of a token's gradient on each copy, and in the backward pass of each micro-batch.
+    _differences_on_copies: list[float] = field(default_factory=list)
+    _differences_in_training: list[float] = field(default_factory=list)
     # The current update as it was planned, and its micro-batches.
     _step: OptimizerStep = field(default_factory=OptimizerStep)
     _micro_batches_of_update: list[Announced] = field(default_factory=list)
@@ -197,7 +205,7 @@ class Receipt(Observer):
         announced = Announced(self.settings, self.record, self._step, model_output, data)
         announced.rows = hash_rows_by_field(data)
         self._expect_rows(announced, data)
-        has_compared = self._tokens > 0
+        has_compared = self._token_comparisons > 0
         if not has_compared and pad_rows(data["response_mask"]).any():
             self._compare_on_copies(announced, dp_group)
         is_first_update = self._updates == 0
@@ -297,9 +305,9 @@ class Receipt(Observer):
         for announced in trained:
             difference, _ = announced.difference(sum(announced.gradients) / sum(announced.factors))
             if not math.isnan(difference):
-                self._in_training.append(difference)
+                self._differences_in_training.append(difference)
         if trained:
-            self._expect_gradient(Check.BACKWARD, "in the backward pass", self._in_training, trained[0])
+            self._expect_gradient(Check.BACKWARD, "in the backward pass", self._differences_in_training, trained[0])
 
     def _expect_factors(self, factors: list[float], sums: "Sums") -> None:
         """Compare what the engine multiplies losses by: within one update, on all ranks, and since the first update."""
@@ -372,7 +380,8 @@ class Receipt(Observer):
         """Close the receipt after the first rollout batch. Rank 0 prints it.
 
         Returns:
-            The largest difference, NaN if no rank compared any token; and how many checks failed on some rank.
+            The largest difference on this rank, NaN if no rank compared any token; and how many checks failed on some
+            rank.
         """
         self.finished = True
         updates_made = batch.updates_before_pass + batch.update
@@ -382,40 +391,42 @@ class Receipt(Observer):
         if self._has_all_rows:
             failure = "some rows of the rollout batch were trained more often than others"
             self._expect(Check.TRAINED_ONCE, self._rows.are_trained_equally_often(), failure)
-        # The tokens compared on copies, the sum and the number of the weights, and the checks that failed so far.
-        tokens = torch.tensor([float(self._tokens)], dtype=torch.float64)
-        one_rank = torch.cat([tokens, self._weights, self.checks.failures()])
-        tokens_compared, weight_sum, weight_count, *failures = self.all_reduce(one_rank).tolist()
+        # The comparisons on copies, the sum and the number of the weights, and the checks that failed so far.
+        comparisons = torch.tensor([float(self._token_comparisons)], dtype=torch.float64)
+        one_rank = torch.cat([comparisons, self._weights, self.checks.failures()])
+        all_comparisons, weight_sum, weight_count, *failures = self.all_reduce(one_rank).tolist()
         if self.record.correction.weights_normalised and self._normaliser and weight_sum:
             failure = f"weights are divided by {self._normaliser:g}, but their mean is {weight_sum / weight_count:g}"
             difference = abs(self._normaliser * weight_count / weight_sum - 1)
             # NaN passes: a loss with such a weight is not finite, and its update is skipped.
             self._expect(Check.WEIGHTS, not difference > SAME_NORMALISER, failure)
-        is_compared = tokens_compared > 0 or self._updates == 0
+        is_compared = all_comparisons > 0 or self._updates == 0
         self._expect(Check.COMPARED, is_compared, NOTHING_COMPARED, stops=False)
-        # `number` adds the checks that have failed on this rank since the sum: the two above.
-        self._failed_checks = self.checks.number(failures)
+        # Including those that have failed on this rank since the sum: the two above.
+        self._failed_checks = self.checks.count_failed(failures)
         if self.rank == 0:
             print(f"clipx: {self}", flush=True)
         largest = math.nan
-        if tokens_compared:
-            largest = max(self._on_copies + self._in_training, default=0.0)
+        if all_comparisons:
+            largest = max(self._differences_on_copies + self._differences_in_training, default=0.0)
         return {RECEIPT.key: [largest], RECEIPT_FAILED.key: [float(self._failed_checks)]}
 
     def __str__(self) -> str:
-        if not self._tokens:
+        if not self._token_comparisons:
             return f"receipt: {NOTHING_COMPARED}"
-        on_copies = max(self._on_copies)
-        in_training = max(self._in_training, default=0.0)
         line = (
-            f"receipt: at ratios of its own choosing the gradient of {self._tokens} tokens is that of "
-            f"clipx_{self.settings.method.name} under {self.record.aggregation_mode} to {on_copies:.1e} of a token's; "
-            f"in the backward pass of {len(self._in_training)} micro-batches in {self._updates} updates to "
-            f"{in_training:.1e}"
+            f"receipt: on copies with made-up ratios, rank {self.rank}'s gradient differs by at most "
+            f"{max(self._differences_on_copies):.1e} of a token's from that of clipx_{self.settings.method.name} "
+            f"under {self.record.aggregation_mode}, in {self._token_comparisons} comparisons of a token"
         )
-        if not self._failed_checks:
-            return line
-        return f"{line}; warned: {self._failed_checks} checks did not hold, so this is no proof of what the run trains"
+        if self._differences_in_training:
+            line += (
+                f"; in the backward pass, the gradient differs by at most {max(self._differences_in_training):.1e}, in "
+                f"{len(self._differences_in_training)} micro-batches of {self._updates} updates"
+            )
+        if self._failed_checks:
+            line += f"; warned: {self._failed_checks} checks did not hold, so this is no proof of what the run trains"
+        return line
 
     def _expect_rows(self, announced: Announced, data: Any) -> None:
         """Compare a micro-batch's rows with those that the worker got, and their correction with verl's own code."""
@@ -435,10 +446,12 @@ class Receipt(Observer):
         else:
             failure = f"the samples came without the weights of {weights}"
         self._expect(Check.WEIGHTS, is_weighted == has_weights, failure, stops=True)
-        failure = f"{announced.other_tokens} tokens that {rejection} rejects came as if it did not, or the reverse"
+        failure = (
+            f"{announced.wrongly_masked_tokens} tokens that {rejection} rejects came as if it did not, or the reverse"
+        )
         # A trainer of one's own may train fewer tokens than it counts.
-        stops = correction.rejection is not None or announced.more_tokens
-        self._expect(Check.REJECTION, not announced.other_tokens, failure, stops=stops)
+        stops = correction.rejection is not None or announced.trains_rejected_tokens
+        self._expect(Check.REJECTION, not announced.wrongly_masked_tokens, failure, stops=stops)
         if is_weighted and has_weights:
             difference, self._normaliser, sums = announced.weights_apart(self._normaliser)
             self._weights = self._weights + sums
@@ -467,10 +480,10 @@ class Receipt(Observer):
             difference, tokens = announced.difference(self._gradient(announced, dp_group))
             if not tokens:
                 continue
-            self._on_copies.append(difference)
-            where = "at ratios of its own choosing"
-            self._expect_gradient(Check.COPIES, where, self._on_copies, announced, stops=True)
-            self._tokens += tokens
+            self._token_comparisons += tokens
+            self._differences_on_copies.append(difference)
+            where = "on copies with made-up ratios"
+            self._expect_gradient(Check.COPIES, where, self._differences_on_copies, announced, stops=True)
             self._expect_verls_terms(announced)
 
     def _gradient(self, announced: Announced, dp_group: Any, *, with_policy_term: bool = True) -> Tensor:
@@ -485,7 +498,7 @@ class Receipt(Observer):
         """Return verl's loss of a model's output, with or without the policy's term, 0-d."""
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as REGISTRY
 
-        micro_batch, output, data = call_of(self.settings, replace(announced.step), output, announced.data)
+        micro_batch, output, data = prepare_call(self.settings, replace(announced.step), output, announced.data)
         replaced = {}
         if not with_policy_term:
             replaced = {name: return_zero_loss for name in REGISTRY if name.startswith("clipx_")}
@@ -494,14 +507,14 @@ class Receipt(Observer):
 
     def _expect_verls_terms(self, announced: Announced) -> None:
         """Compare what verl's loss function adds to the policy's term with KL and distillation by verl's formulas."""
-        _, output, data = call_of(self.settings, replace(announced.step), announced.model_output, announced.data)
+        _, output, data = prepare_call(self.settings, replace(announced.step), announced.model_output, announced.data)
         # At the log-probabilities as they are, and moved by rounding to either side.
         expected = [gradient_of_verls_terms(self.loss_fn, output, data, moved) for moved in (0.0, ROUNDING, -ROUNDING)]
         if expected[0] is None:
             return
         other_terms = announced.gradient_of_other_terms
         nothing = torch.zeros_like(other_terms)
-        differences = apart(other_terms, torch.stack(expected), announced.at_ratio_1(), nothing)
+        differences = apart(other_terms, torch.stack(expected), announced.gradient_at_ratio_1(), nothing)
         largest = largest_known(differences)
         failure = (
             "verl's loss function adds to the policy's term what is neither KL nor entropy nor distillation: its "
@@ -517,11 +530,11 @@ class Receipt(Observer):
         output, leaves = with_leaves(model_output, names)
         with torch.enable_grad():
             loss = self._loss(announced, output, dp_group, with_policy_term=False)
-            _, output, data = call_of(self.settings, replace(announced.step), output, announced.data)
+            _, output, data = prepare_call(self.settings, replace(announced.step), output, announced.data)
             expected = verls_terms(self.loss_fn, output, data)
         if expected is None:
             return
-        largest_of_policy = announced.at_ratio_1().abs().amax()
+        largest_of_policy = announced.gradient_at_ratio_1().abs().amax()
         for name, leaf in leaves.items():
             expected_gradient = gradient_on(expected, leaf).expand(3, *leaf.shape)
             size = largest_of_policy.to(leaf.dtype).expand_as(leaf)

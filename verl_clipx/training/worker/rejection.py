@@ -2,6 +2,8 @@
 
 In decoupled mode verl's trainer removes the tokens from response_mask before the worker gets it. In bypass mode only
 verl's own bypass loss would reject, so the plugin's does it itself.
+
+Here `data` is verl's data of a micro-batch, and `correction` the rollout correction that the run's record names.
 """
 
 from typing import Any
@@ -18,7 +20,11 @@ ROUNDED = 1e-6
 
 
 def rejection_of(policy_loss: Any) -> Rejection:
-    """Returns what a run's loss has to reject: nothing outside bypass mode, where verl's trainer has done it."""
+    """Return what a run's loss has to reject: nothing outside bypass mode, where verl's trainer has done it.
+
+    Args:
+        policy_loss: verl's policy-loss node. Without the run in it, nothing is rejected.
+    """
     handover = getattr(policy_loss, "run", None)
     if handover is None or not handover.record.correction.rejects_in_loss:
         return Rejection()
@@ -26,10 +32,15 @@ def rejection_of(policy_loss: Any) -> Rejection:
     return parse_criteria(str(correction.rejection), str(correction.rejection_threshold))
 
 
-def left_by_verl(correction: Correction, mask: Tensor, log_ratio: Tensor) -> Tensor:
-    """Returns the tokens that verl's own code keeps: bool, (sequences, response length). It waits for the accelerator.
+def kept_by_verl(correction: Correction, mask: Tensor, log_ratio: Tensor) -> Tensor:
+    """Return the tokens that verl's own code does not reject: bool, (sequences, response length).
 
-    `log_ratio` is relative to the rollout policy.
+    It waits for the accelerator.
+
+    Args:
+        correction: has the criteria and their thresholds.
+        mask: the tokens before the rejection, bool, (sequences, response length).
+        log_ratio: of the current or old policy to the rollout policy, (sequences, response length).
     """
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 
@@ -40,67 +51,88 @@ def left_by_verl(correction: Correction, mask: Tensor, log_ratio: Tensor) -> Ten
     return compute_rollout_rejection_mask(log_ratio, mask, names, threshold)[0].bool()
 
 
-def left_by_trainer(correction: Correction, data: Any) -> Tensor:
-    """Returns the tokens that verl's trainer leaves, or should have left as far as the data tell, bool."""
-    mask, whole = masks_in(data)
+def kept_by_trainer(correction: Correction, data: Any) -> Tensor:
+    """Return the tokens that verl's trainer should train, as far as the data tell.
+
+    Returns:
+        bool, (sequences, response length). Where the data do not tell, it is the mask that came.
+    """
+    mask, mask_before = masks_in(data)
     names = correction.rejection
     if "loss_mask" not in data or names is None or correction.bypass:
-        return whole & present_in(data)
+        return mask_before & present_in(data)
     if "rollout_log_probs" not in data:
         return mask
-    # One criterion says the same of the tokens that it has left.
-    told = whole_rows(correction, data) | ("," not in str(names))
-    return left_by_verl(correction, whole, log_ratio_in(data)).where(told, mask)
+    # A single criterion rejects none of the tokens that it has kept. Several may, because a sequence's mean changes as
+    # soon as another criterion has rejected some of its tokens.
+    has_one_criterion = "," not in str(names)
+    is_told = has_mask_before_rejection(correction, data) | has_one_criterion
+    return kept_by_verl(correction, mask_before, log_ratio_in(data)).where(is_told, mask)
 
 
 def weights_by_verl(correction: Correction, data: Any) -> Tensor | None:
-    """Returns verl's own weights of its correction before it normalises them, (3, sequences, length), or None.
+    """Return verl's own weights of its correction before it normalises them.
 
-    The second and third are those of log-ratios that differ by what rounding does, because at a threshold a weight
-    jumps. None if the data lack the rollout's log-probabilities; NaN for a sequence's weight where the trainer may have
-    rejected tokens in both masks.
+    Returns:
+        (3, sequences, response length): the weights; and those of log-ratios that are larger and smaller by what
+        rounding does, because at a threshold a weight jumps. A sequence's weight is NaN where the trainer may have
+        rejected tokens in both masks. None if the data lack the rollout's log-probabilities.
     """
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
-    _, whole = masks_in(data)
+    _, mask_before = masks_in(data)
     level = correction.weights
-    if "rollout_log_probs" not in data or not whole.any():
-        return None
     threshold = correction.weights_threshold
+    if "rollout_log_probs" not in data or not mask_before.any():
+        return None
     log_ratio = log_ratio_in(data)
-    made = [log_ratio + by for by in (0.0, ROUNDED, -ROUNDED)]
-    weights = torch.stack([compute_rollout_correction_weights(one, whole, level, threshold)[0] for one in made])
-    return weights.where(whole_rows(correction, data) | (level == "token"), torch.nan)
+    weights_of_moved = []
+    for moved in (0.0, ROUNDED, -ROUNDED):
+        weights, _ = compute_rollout_correction_weights(log_ratio + moved, mask_before, level, threshold)
+        weights_of_moved.append(weights)
+    # A token's weight does not depend on the mask of its sequence.
+    is_known = has_mask_before_rejection(correction, data) | (level == "token")
+    return torch.stack(weights_of_moved).where(is_known, torch.nan)
 
 
-def whole_rows(correction: Correction, data: Any) -> Tensor:
-    """Returns whether the data have a sequence's mask of before the trainer's rejection, bool, (sequences, 1)."""
-    mask, whole = masks_in(data)
-    # The trainer may have rejected in both masks.
-    unknown = correction.rejection is not None and torch.equal(whole, mask)
-    return (mask == present_in(data)).all(1, keepdim=True) | (not unknown)
+def has_mask_before_rejection(correction: Correction, data: Any) -> Tensor:
+    """Return for each sequence whether the data have its mask before the trainer's rejection, bool, (sequences, 1)."""
+    mask, mask_before = masks_in(data)
+    may_be_rejected_in_both = correction.rejection is not None and torch.equal(mask_before, mask)
+    lost_nothing = (mask == present_in(data)).all(1, keepdim=True)
+    return lost_nothing | (not may_be_rejected_in_both)
 
 
 def present_in(data: Any) -> Tensor:
-    """Returns where a response has a token, bool, (sequences, response length)."""
-    return places(data, pad_rows(data["response_mask"]).shape[1], 1)[1]
+    """Return where a response has a token, bool, (sequences, response length)."""
+    width = pad_rows(data["response_mask"]).shape[1]
+    _, present = places(data, width, total=1)
+    return present
 
 
 def masks_in(data: Any) -> tuple[Tensor, Tensor]:
-    """Returns the mask of the tokens that are trained, and that of before any rejection as far as it is known, bool."""
-    mask = fields_in(data, "response_mask")[0].bool()
-    whole = pad_rows(data.get("loss_mask", mask)).bool()
-    return mask, whole if whole.shape == mask.shape else mask
+    """Return the tokens that are trained, and those before any rejection as far as the data tell.
+
+    Returns:
+        response_mask, and loss_mask if the data have one of that shape, otherwise response_mask again; bool,
+        (sequences, response length).
+    """
+    (response_mask,) = fields_in(data, "response_mask")
+    mask = response_mask.bool()
+    mask_before = pad_rows(data.get("loss_mask", mask)).bool()
+    if mask_before.shape != mask.shape:
+        mask_before = mask
+    return mask, mask_before
 
 
 def log_ratio_in(data: Any) -> Tensor:
-    """Returns the log-ratio of the old policy to the rollout policy, (sequences, response length)."""
+    """Return the log-ratio of the old policy to the rollout policy, (sequences, response length)."""
     old, rollout = fields_in(data, "old_log_probs", "rollout_log_probs")
     return old - rollout
 
 
 def fields_in(data: Any, *names: str) -> tuple[Tensor, ...]:
-    """Returns response fields as (sequences, response length)."""
+    """Return response fields by name, (sequences, response length) each."""
     # A jagged tensor that does not know its longest row is padded to the length of all rows together.
     width = pad_rows(data["response_mask"]).shape[1]
     return tuple(pad_rows(data[name])[:, :width] for name in names)

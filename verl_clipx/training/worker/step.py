@@ -153,10 +153,15 @@ class Observer:
     finished = False
 
     def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
-        """Called before the first update. `data` is on the host, and the observer may add fields to it."""
+        """Called before the first update.
+
+        Args:
+            data: verl's data of the rollout batch on the host, to which the observer may add fields.
+            batch: the rollout batch.
+        """
 
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
-        """Called when an optimizer step is planned. The observer may set in it what its micro-batches have to keep."""
+        """Called when an optimizer step is planned, before its micro-batches."""
 
     def end_micro_batch(
         self, micro_batch: "MicroBatch", loss: Tensor, model_output: Any, data: Any, dp_group: Any
@@ -191,7 +196,7 @@ class Observer:
         """Called after the optimizer's step."""
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[Any]]:
-        """Called after the last update. Returns metrics of the rollout batch by key."""
+        """Called after the last update. Return metrics of the rollout batch by key."""
         return {}
 
     def flush(self) -> None:
@@ -206,10 +211,9 @@ class AppliedMethod(NamedTuple):
         inputs: what the method saw.
         decision: what the bounds were made of.
         correction: the factor of verl's rollout correction on F; None without one.
-        kept: the tokens that selection and mask keep and bypass mode does not reject, bool. If these are all tokens, it
-            is the same object as `whole`, so that callers can test with `is`.
-        unmasked: the tokens before +clipx/mask, bool.
-        whole: the mask including the tokens that bypass mode rejects, bool.
+        kept: the tokens that selection and +clipx/mask keep and bypass mode does not reject, bool.
+        unmasked: the tokens that bypass mode does not reject, before +clipx/mask, bool.
+        whole: the response mask as it came, before bypass mode rejects tokens and +clipx/mask takes some out, bool.
     """
 
     settings: Settings
@@ -219,6 +223,19 @@ class AppliedMethod(NamedTuple):
     kept: Tensor
     unmasked: Tensor
     whole: Tensor
+
+    # Where nothing may take tokens out of a mask, the loss hands on the same object. So these properties do not look at
+    # the tokens, which would wait for the accelerator.
+
+    @property
+    def mask_may_lack_tokens(self) -> bool:
+        """Return whether bypass mode may reject tokens, or +clipx/mask may take some out."""
+        return self.inputs.mask is not self.whole
+
+    @property
+    def kept_may_lack_tokens(self) -> bool:
+        """Return whether entropy selection, bypass mode or +clipx/mask may take tokens out."""
+        return self.kept is not self.whole
 
 
 class AppliedLoss(NamedTuple):
@@ -303,7 +320,10 @@ def micro_batch_of(
         settings: the run's.
         step: the optimizer step.
         data: verl's data of a mini-batch or of one of its micro-batches.
-        model_output: the model's output for it; None before a pass.
+        model_output: the model's output for it, which may have the entropy; None before a pass.
+
+    Returns:
+        A micro-batch with what the data and the output have of this. The loss will fill in the rest.
     """
     micro_batch = MicroBatch(step=step)
     if model_output is not None and model_output.get("entropy", None) is not None:
@@ -344,12 +364,12 @@ def inputs_of(settings: Settings, micro_batch: MicroBatch, **tensors: Tensor) ->
     return inputs._replace(mask=apply_mask_rule(settings.mask, inputs))
 
 
-def call_of(
+def prepare_call(
     settings: Settings | Observe, step: OptimizerStep, model_output: Any, data: Any
 ) -> tuple[MicroBatch, Any, Any]:
     """Prepare a call of verl's loss function.
 
-    Under Lopti the function gets the tokens of the pass alone, and it gets the entropy only where verl asked for it.
+    Under Lopti the function gets the tokens of the pass alone. It gets the entropy only if verl asked for it.
 
     Args:
         settings: the run's.
@@ -357,7 +377,7 @@ def call_of(
         model_output, data: as verl's engine gives them.
 
     Returns:
-        What the policy loss knows of the micro-batch; and the output and the data that verl's loss function gets.
+        The micro-batch, as the policy loss will find it; and the output and the data that verl's loss function gets.
     """
     micro_batch = micro_batch_of(settings, step, data, model_output)
     if isinstance(settings, Settings) and settings.needs_entropy and not step.entropy_wanted:
