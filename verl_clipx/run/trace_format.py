@@ -19,7 +19,10 @@ VERSION = 3
 # Files of this older version are read too. They lack the fields below.
 _OLDER_VERSION = "2"
 _FIELDS_SINCE_OLDER_VERSION = ("context", "turn")
-_SELECTED = "kept by entropy selection, and not rejected in bypass mode; missing where there is neither"
+_SELECTED = (
+    "kept by entropy selection, and neither rejected by bypass mode nor taken out by +clipx/mask; missing where none "
+    "of these can act"
+)
 _CONTEXT = "the tokens between it and the traced one before: of the prompt, or of a tool; missing: none"
 _VERSION_KEY = b"clipx_trace_version"
 _UPDATE_KEY = b"clipx_trace_update"

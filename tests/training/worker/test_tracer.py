@@ -207,7 +207,7 @@ def traced_batch(tracer, data, updates=1, before=0):
             if responses:
                 zeros = torch.zeros(len(responses), 2)
                 trace = TokenTrace(*[zeros] * len(TokenTrace._fields))
-                tracer._keep({**trace._asdict(), "unshaped_advantage": zeros}, responses)
+                tracer._keep({**trace._asdict(), "unshaped_advantage": zeros}, responses, number=0, decision=None)
             tracer.end_update(OptimizerStep())
 
 
@@ -303,7 +303,8 @@ def test_what_stands_between_tokens_is_written_once_and_ends_a_turn_where_the_po
     with rollout_batch(tracer, batch := TensorDict(fields, batch_size=[1])):
         zeros = torch.zeros(1, len(ids))
         trace = TokenTrace(*[zeros] * len(TokenTrace._fields))
-        tracer._keep({**trace._asdict(), "unshaped_advantage": zeros}, [tracer._responses[0]])
+        columns = {**trace._asdict(), "unshaped_advantage": zeros}
+        tracer._keep(columns, [tracer._responses[0]], number=0, decision=None)
         tracer.end_update(OptimizerStep())
     assert ROW in batch
     tokens = tokens_in(tracer)
@@ -363,7 +364,8 @@ def test_a_token_takes_few_bytes(tmp_path):
     with rollout_batch(tracer, data):
         shape = len(tracer._responses), batch["mask"].shape[1]
         trace = TokenTrace(*(torch.randn(shape, generator=generator) for _ in TokenTrace._fields))
-        tracer._keep({**trace._asdict(), "unshaped_advantage": trace.advantage}, tracer._responses)
+        columns = {**trace._asdict(), "unshaped_advantage": trace.advantage}
+        tracer._keep(columns, tracer._responses, number=0, decision=None)
         tracer.end_update(OptimizerStep())
     assert tracer.writer.flush()
     (shard,) = shards_in(tmp_path)

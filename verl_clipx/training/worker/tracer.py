@@ -42,9 +42,9 @@ from verl_clipx.training.worker.traced_columns import (
 )
 
 # The field of verl's mini-batch in which the worker keeps each row's response number: its index among the rollout
-# batch's traced responses. NONE stands for a row that is not traced.
+# batch's traced responses, or NOT_TRACED.
 ROW = "clipx_traced_row"
-NONE = -1
+NOT_TRACED = -1
 
 # Fields with one value for each token of the response. One of the last two contains the reward.
 RESPONSE_FIELDS = ("responses", "response_mask", "rollout_log_probs", "rm_scores", "token_level_scores")
@@ -66,7 +66,7 @@ def is_chosen(prompt: str, trace: Trace) -> bool:
 
 
 def select_rows(values: Tensor, row_indices: list[int]) -> Tensor:
-    """Return some rows of a tensor. An index tensor would have to be copied to the accelerator."""
+    """Return some rows of a tensor, (rows, ...), without a copy of their indices to the accelerator."""
     return torch.stack([values[row_index] for row_index in row_indices])
 
 
@@ -81,14 +81,16 @@ def select_inputs(inputs: Inputs, row_indices: list[int]) -> Inputs:
 def trace_method(applied: AppliedMethod, row_indices: list[int]) -> dict[str, Tensor]:
     """Trace what a method of the plugin did to the tokens of some rows.
 
-    Tokens that bypass mode rejects are traced as if they had been kept, except that their weight is 0.
+    Tokens that bypass mode rejects or +clipx/mask takes out are traced as if they had been kept, except that their
+    weight is 0.
 
     Args:
         applied: what the method did to a micro-batch.
         row_indices: the rows, by their indices in the micro-batch.
 
     Returns:
-        The columns by name, (rows, response length) each.
+        The columns by name, (rows, response length) each: those of `TokenTrace`, and further columns of
+        `trace_format.SCHEMA` as far as they apply.
     """
     rows = select_inputs(applied.inputs, row_indices)
     # What the method's weight of each token is multiplied by.
@@ -99,17 +101,18 @@ def trace_method(applied: AppliedMethod, row_indices: list[int]) -> dict[str, Te
         columns["correction"] = factor
     if rows.counted is not None:
         columns["counted"] = rows.counted
-    if applied.kept is not applied.whole:
+    if applied.kept_may_lack_tokens:
+        # Also without entropy selection, if bypass mode or +clipx/mask may take tokens out.
         columns["selected"] = select_rows(applied.kept, row_indices)
         factor = factor * columns["selected"]
     method = applied.settings.method
     shaping = applied.settings.shaping
     trace = token_trace(method, apply(method, shaping, rows, applied.decision), factor)
-    if applied.whole is not applied.inputs.mask:
+    if applied.mask_may_lack_tokens:
         whole_rows = rows._replace(mask=select_rows(applied.whole, row_indices))
         columns["rejected"] = whole_rows.mask & ~rows.mask
         trace_of_whole = token_trace(method, apply(method, shaping, whole_rows, applied.decision), factor)
-        # The tokens in the mask as the loss saw them, and the rejected ones as it would have.
+        # Tokens in the mask keep their trace. Rejected ones get the trace that they would have had.
         pairs = zip(trace, trace_of_whole, strict=True)
         trace = TokenTrace(*[torch.where(rows.mask, values, values_of_whole) for values, values_of_whole in pairs])
     return {**trace._asdict(), **columns}
@@ -147,7 +150,7 @@ class Tracer(Observer):
         trace: which prompts and steps are traced, and to which folder.
         rank: this data-parallel rank, from 0.
         ranks: how many data-parallel ranks there are.
-        tokenizer: the model's, which turns tokens into text; None: a token's number stands for its text.
+        tokenizer: the model's, which turns tokens into text; None: as for `TokenTexts`.
         batches_a_step: how many rollout batches verl logs as one step.
         batch_count: how many rollout batches the whole run has; None if unknown. Then nothing waits at the end of the
             run until the traces are written.
@@ -217,7 +220,7 @@ class Tracer(Observer):
         number = self._micro_batch
         self._micro_batch += 1
         response_numbers = [_unwrap_number(wrapped) for wrapped in data[ROW]]
-        row_indices = [index for index, response_number in enumerate(response_numbers) if response_number != NONE]
+        row_indices = [index for index, response_number in enumerate(response_numbers) if response_number != NOT_TRACED]
         applied = micro_batch.applied
         if not row_indices or applied is None:
             return
@@ -231,10 +234,10 @@ class Tracer(Observer):
             if micro_batch.entropy is not None:
                 columns["entropy"] = select_rows(micro_batch.entropy, row_indices)
             responses = [self._responses[response_numbers[row_index]] for row_index in row_indices]
-            self._keep(columns, responses, number, decision)
+            self._keep(columns, responses, number=number, decision=decision)
 
     def _keep(
-        self, columns: dict[str, Tensor], responses: list[Response], number: int = 0, decision: Tensor | None = None
+        self, columns: dict[str, Tensor], responses: list[Response], *, number: int, decision: Tensor | None
     ) -> None:
         """Keep the columns of a micro-batch's rows and the method's decision until the update ends.
 
@@ -281,7 +284,7 @@ class Tracer(Observer):
             self.writer.put(write, sum(part.values.size for part in parts))
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
-        """Wait after the run's last rollout batch until all traces are written, but at most `PATIENCE` seconds.
+        """After the run's last rollout batch, wait until all traces are written, as `flush` does.
 
         Returns:
             No metrics.
@@ -294,7 +297,7 @@ class Tracer(Observer):
         return {}
 
     def flush(self) -> None:
-        """Wait until all traces so far are written, but at most `PATIENCE` seconds, and warn if some are not."""
+        """Wait until all traces so far are written, and warn if some are not after `trace_writer.PATIENCE` seconds."""
         self.writer.flush()
 
 
@@ -312,8 +315,7 @@ def collect_responses(
         version: the version of the weights from which the training on the batch starts.
 
     Returns:
-        The traced responses; and for each row of the batch the index of its response among them, or NONE if the row is
-        not traced.
+        The traced responses; and for each row of the batch the index of its response among them, or NOT_TRACED.
     """
     fields_on_host = {key: list(data[key].cpu().unbind()) for key in RESPONSE_FIELDS if key in data}
     scores = fields_on_host.get("rm_scores", fields_on_host.get("token_level_scores"))
@@ -330,7 +332,7 @@ def collect_responses(
         # verl may fill up a batch with rows that have no tokens.
         is_filler = not mask.any()
         if is_filler or not is_chosen(name, trace):
-            response_numbers.append(NONE)
+            response_numbers.append(NOT_TRACED)
             continue
         # Where verl gives no numbers, rank r gives r, r + ranks, r + 2 * ranks and so on.
         sample = rank + ranks * seen[name]
