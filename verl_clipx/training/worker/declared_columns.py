@@ -1,7 +1,8 @@
-"""Reads a rollout batch of which verl sends references: a worker gets the columns that its entry point declares.
+"""Fetches the columns of a rollout batch that the plugin reads, where verl sends the worker only references to them.
 
-verl's NeoProto sends batches so, in the older trainer. verl's declaration lacks columns that the plugin reads, such as
-the prompts' uid, and a column that nobody declares is dropped without a word.
+verl's NeoProto sends batches so, in the older trainer of development versions. A worker gets the columns that its entry
+point declares. verl's declaration lacks columns that the plugin reads, such as the prompts' uid, and a column that
+nobody declares is dropped without a word.
 """
 
 import dataclasses
@@ -12,32 +13,39 @@ from verl_clipx.training.worker.skipped_updates import REWARDS
 
 # What verl's module of workers calls its declaration for the training of a rollout batch.
 DECLARATION = "_TRAIN_BATCH_SPEC"
-# The columns that verl's own losses may do without.
+# The columns that the plugin reads and that verl's declaration may lack.
 OURS = ("uid", "session_id", "extra_fields", "rollout_log_probs", "rollout_is_weights", "loss_mask", *REWARDS)
 
 
-def with_columns(data: Any, compute: Callable[[Any], Any]) -> Any:
-    """Returns what `compute` returns for a rollout batch, with every column that the plugin reads.
+def compute_with_columns(data: Any, compute: Callable[[Any], Any]) -> Any:
+    """Fetch the columns of a rollout batch, call a function with the batch, and return what the function returns.
 
     Args:
-        data: the batch as the worker gets it. One that came whole is handed on as it is.
-        compute: trains on a batch whose columns are here.
+        data: the batch as the worker gets it: with references to its columns, or with all its columns. In the second
+            case it is passed on unchanged.
+        compute: called with the batch after its columns were fetched.
 
     Raises:
-        RuntimeError: verl would drop a column that the batch has.
+        RuntimeError: verl would drop a column that the batch has and the plugin reads, or it has no such declaration.
     """
     prepare = getattr(data, "prepare_engine_batch", None)
     if prepare is None:
         return compute(data)
-    context = prepare(declaration())
+    # As in verl's own `run_engine_batch`: `payload` is the batch with the columns that were fetched, and `finalize`
+    # turns what is computed from it into what verl's caller expects.
+    context = prepare(make_declaration())
     dropped = [name for name in OURS if name in data.ref_table and name not in context.payload]
     if dropped:
         raise RuntimeError(f"verl's data plane drops {', '.join(dropped)} before the worker. {ADVICE}")
     return context.finalize(compute(context.payload))
 
 
-def declaration() -> Any:
-    """Returns verl's declaration of what the training of a rollout batch reads, with our columns; raises as above."""
+def make_declaration() -> Any:
+    """Return verl's declaration of what the training on a rollout batch reads, with the columns of `OURS` added.
+
+    Raises:
+        RuntimeError: verl has no declaration with optional keys.
+    """
     from verl.workers import engine_workers
 
     declared = getattr(engine_workers, DECLARATION, None)

@@ -93,22 +93,29 @@ def rows_in(data: Any, name: str) -> list[numpy.ndarray]:
     Args:
         data: jagged or padded.
         name: the field. Padding is taken off prompts and responses alone.
+
+    Returns:
+        For each row an array, (row length,), of the field's dtype, or float32 for half precision.
     """
     values = data[name].cpu()
-    # NumPy has no bfloat16. Every number of 16 bits is one of float32 too.
-    in_numpy = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+    if values.dtype in (torch.bfloat16, torch.float16):
+        # NumPy has no bfloat16. float32 holds every number of both dtypes exactly.
+        values = values.float()
     if values.is_nested:
-        return [row.numpy() for row in in_numpy.unbind()]
-    rows = in_numpy.numpy()
+        return [row.numpy() for row in values.unbind()]
+    rows = values.numpy()
     if name not in ("prompts", "responses"):
         return list(rows)
-    # verl's fields "prompt_length" and "response_length", which not every trainer has.
-    length = f"{name.removesuffix('s')}_length"
-    if length in data:
-        is_token = numpy.arange(rows.shape[1]) < data[length].cpu().numpy()[:, None]
+    length_field = f"{name.removesuffix('s')}_length"
+    if length_field in data:
+        # verl's v1 trainer has these fields, and pads prompts on the right too.
+        lengths = data[length_field].cpu().numpy()
+        is_token = numpy.arange(rows.shape[1]) < lengths[:, None]
     else:
-        of_prompts, of_responses = data["attention_mask"].bool().cpu().tensor_split([data["prompts"].shape[1]], 1)
-        is_token = of_prompts.numpy() if name == "prompts" else of_responses.numpy()
+        # Its other trainers pad prompts on the left.
+        prompt_width = data["prompts"].shape[1]
+        attention_mask = data["attention_mask"].bool().cpu().numpy()
+        is_token = attention_mask[:, :prompt_width] if name == "prompts" else attention_mask[:, prompt_width:]
     return [row[is_token_of_row] for row, is_token_of_row in zip(rows, is_token, strict=True)]
 
 
@@ -136,9 +143,9 @@ def hash_batch(batch: Any, versions: tuple[int, int] | None = None, updates: Seq
         updates: the updates' fingerprints, as the worker reports them.
     """
     rows = [row for row in hash_rows(batch.batch) if row is not None]
-    of_rows = batch.non_tensor_batch
-    if versions is None and OLDEST in of_rows and NEWEST in of_rows:
-        versions = span(of_rows[OLDEST], of_rows[NEWEST])
+    fields_of_rows = batch.non_tensor_batch
+    if versions is None and OLDEST in fields_of_rows and NEWEST in fields_of_rows:
+        versions = span(fields_of_rows[OLDEST], fields_of_rows[NEWEST])
     return BatchHashes(rows=rows, versions=versions, updates=tuple(updates))
 
 

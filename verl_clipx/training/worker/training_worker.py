@@ -25,7 +25,7 @@ from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.record import RunRecord
 from verl_clipx.run.run_files import checkpoint_step
 from verl_clipx.run.trainer import FULLY_ASYNC
-from verl_clipx.training.worker.declared_columns import with_columns
+from verl_clipx.training.worker.declared_columns import compute_with_columns
 from verl_clipx.training.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.training.worker.layout import AGE, ages
 from verl_clipx.training.worker.loss_function import exclude_rejected_tokens, with_micro_batch
@@ -172,7 +172,7 @@ class ClipxTraining:
         """verl's loop over the mini-batches of a rollout batch. With Lopti, it runs once for each pass."""
         if self.policy_loss is None:
             return super().train_mini_batch(data)
-        return with_columns(data, self._train_and_count)
+        return compute_with_columns(data, self._train_and_count)
 
     def _train_and_count(self, data):
         """Train on a rollout batch and count it; return its metrics, or None on a rank without outputs."""
