@@ -262,13 +262,18 @@ def all_advantages_nan(data):
 LAGGED = ("+clipx=acpo", "clipx.scope=lagged")
 NAN_REWARD = spoilt(torch.nan, rm_scores=[(0, 2)], advantages=[(0, token) for token in range(3)])
 NAMED_REWARD = (
-    "rm_scores (rewards) in 1 token of 1 sequence, first of the prompt with uid prompt 0; advantages (advantages) in "
-    "3 tokens of 1 sequence, first of the prompt with uid prompt 0."
+    "rm_scores (rewards) in 1 token of 1 sequence, first in a response to the prompt with uid prompt 0; advantages "
+    "(advantages) in 3 tokens of 1 sequence, first in a response to the prompt with uid prompt 0."
 )
 NAN_ADVANTAGES = spoilt(torch.nan, advantages=[(2, 0), (2, 1), (3, 0)])
-NAMED_ADVANTAGES = "advantages (advantages) in 3 tokens of 2 sequences, first of the prompt with uid prompt 1."
+NAMED_ADVANTAGES = (
+    "advantages (advantages) in 3 tokens of 2 sequences, first in a response to the prompt with uid prompt 1."
+)
 INFINITE_LOG_PROB = spoilt(-torch.inf, old_log_probs=[(0, 1)])
-NAMED_LOG_PROB = "old_log_probs (log-probabilities of the old policy) in 1 token of 1 sequence, first of the prompt wi"
+NAMED_LOG_PROB = (
+    "old_log_probs (log-probabilities of the old policy) in 1 token of 1 sequence, first in a response to the prompt "
+    "with uid prompt "
+)
 BY_ITSELF = "although everything that the loss is computed from"
 
 
@@ -420,7 +425,7 @@ def test_distillations_loss_of_the_logits_passes_through(actor, group):
     config = actor(group)
     distillation = DistillationConfig(distillation_loss=DistillationLossConfig(loss_mode="forward_kl_topk", topk=2))
     loss_fn = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
-    wrapped = with_micro_batch(loss_fn, config.policy_loss.clipx, Schedule())
+    wrapped = with_micro_batch(loss_fn, config.policy_loss.clipx, Schedule(), OptimizerStep)
     batch = example()
     data, output = micro_batch(batch, [0, 1])
     tokens = len(output["log_probs"].values())
