@@ -25,12 +25,16 @@ SEQUENCE_LEVEL = frozenset({"gspo"})
 
 
 def observe_registered(loss_mode: str) -> None:
-    """Has a loss in verl's registry leave sums for metrics in the current micro-batch, under +clipx=observe.
+    """Replace a loss in verl's registry by one that also measures what it does; idempotent.
 
-    It returns the same numbers to the last bit. verl calls policy losses with keyword arguments.
+    Under +clipx=observe it leaves what it has measured in the current micro-batch. It returns the same numbers to the
+    last bit. verl calls policy losses with keyword arguments.
+
+    Args:
+        loss_mode: the loss's name in the registry.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is no loss of that name.
     """
     from verl.trainer.ppo import core_algos
 
@@ -41,7 +45,7 @@ def observe_registered(loss_mode: str) -> None:
 
     @functools.wraps(function)
     def with_metrics(*arguments: Any, **named: Any) -> tuple[Tensor, dict[str, Any]]:
-        """Call the loss, and measure what it did where the worker trains under +clipx=observe."""
+        """Call the loss, and measure what it did if the worker trains under +clipx=observe."""
         loss, metrics = function(*arguments, **named)
         micro_batch = current_micro_batch()
         config = named.get("config")
@@ -55,14 +59,25 @@ def observe_registered(loss_mode: str) -> None:
 
 
 def measure(micro_batch: MicroBatch, loss: Tensor, named: dict[str, Any], by_sequence: bool) -> None:
-    """Leaves in a micro-batch what one of verl's losses, called with some arguments, did to its tokens."""
+    """Measure what one of verl's losses did to a micro-batch's tokens.
+
+    Args:
+        micro_batch: gets the sums, counts, the value of the loss, and `applied`.
+        loss: the scalar that the loss returned, with a graph.
+        named: the named arguments that it was called with.
+        by_sequence: whether it clips whole sequences.
+    """
     config = named["config"]
     # The gradient of log_prob itself: that of an alias would add up its terms in another order and round
     # differently. The graph behind log_prob is not traversed.
     with torch.autocast(loss.device.type, enabled=False):
         (gradient,) = torch.autograd.grad(loss, named["log_prob"], retain_graph=True, materialize_grads=True)
-    tensors = (named[name].detach() for name in ("log_prob", "old_log_prob", "advantages"))
-    inputs = Inputs(*tensors, named["response_mask"].bool())
+    inputs = Inputs(
+        log_prob=named["log_prob"].detach(),
+        old_log_prob=named["old_log_prob"].detach(),
+        advantages=named["advantages"].detach(),
+        mask=named["response_mask"].bool(),
+    )
     with torch.no_grad(), torch.autocast(loss.device.type, enabled=False):
         observed = observed_sums(inputs, gradient, clip_range(config), by_sequence)
     micro_batch.applied = AppliedLoss(
@@ -73,18 +88,21 @@ def measure(micro_batch: MicroBatch, loss: Tensor, named: dict[str, Any], by_seq
         loss_agg_mode=named["loss_agg_mode"],
         config=config,
     )
-    of_floor = {}
-    bins = {}
+    sums_of_floor = {}
+    bins_of_floor = {}
     if micro_batch.step.at_ratio_one:
-        of_floor = floor_sums(inputs, FLOOR)
-        bins = floor_bins(inputs, FLOOR)
-    sums, of_floor, bins, own = to_host(observed_metrics(observed), of_floor, bins, {"loss": loss.detach()})
-    micro_batch.loss = own["loss"]
+        sums_of_floor = floor_sums(inputs, FLOOR)
+        bins_of_floor = floor_bins(inputs, FLOOR)
+    # A single transfer to the host.
+    sums, sums_of_floor, bins_of_floor, values = to_host(
+        observed_metrics(observed), sums_of_floor, bins_of_floor, {"loss": loss.detach()}
+    )
+    micro_batch.loss = values["loss"]
     if micro_batch.step.at_ratio_one:
-        micro_batch.sums |= of_floor | clipped_at_ratio_one(sums, FLOOR)
-        micro_batch.counts |= bins
+        micro_batch.sums |= sums_of_floor | clipped_at_ratio_one(sums, FLOOR)
+        micro_batch.counts |= bins_of_floor
     # Converts to units of |F*A|: under token-mean a token's weight in the loss is ranks / mini-batch tokens.
-    shared = config.global_batch_info
-    unit = max(shared["batch_num_tokens"], 1) / shared["dp_size"]
+    mini_batch = config.global_batch_info
+    unit = max(mini_batch["batch_num_tokens"], 1) / mini_batch["dp_size"]
     for key, value in sums.items():
         micro_batch.sums[key] = value * unit if key in OF_GRADIENT else value

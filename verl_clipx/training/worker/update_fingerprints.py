@@ -8,40 +8,50 @@ from verl_clipx.training.worker.step import Observer, OptimizerStep, RolloutBatc
 
 # The field of verl's mini-batch that keeps the hashes of its rows.
 HASHES = "clipx_row_hash"
+# The name of these fingerprints among what observes a run, for the message of a failure.
 FINGERPRINTS = "the fingerprints of updates"
 
 
 class UpdateFingerprints(Observer):
     """Sums the hashes of the rows of each update, over all ranks.
 
-    Rows are hashed where the worker gets them, on the host, and each update counts those in its mini-batch as verl cut
-    it.
+    Rows are hashed when the worker gets the rollout batch, on the host. An update sums the hashes of the rows that verl
+    has put into its mini-batch.
     """
 
     def __init__(self) -> None:
-        self._rows: int | None = None
-        self._updates: list[int | None] = []
+        # The sum over this rank's rows of the current update; None if there are no hashes.
+        self._sum_of_rank: int | None = None
+        # The fingerprint of each update of the rollout batch so far; None for one that is not known.
+        self._fingerprints: list[int | None] = []
 
     def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
-        """Gives each row of the rollout batch its hash."""
-        self._updates = []
+        """Add the hash of each row to the data of the rollout batch."""
+        self._fingerprints = []
         data[HASHES] = hash_field(data)
 
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
-        """Sums the hashes of this rank's rows of the mini-batch."""
-        self._rows = None if step.row_hashes is None else sum(step.row_hashes.tolist())
+        """Sum the hashes of this rank's rows of the mini-batch."""
+        self._sum_of_rank = None
+        if step.row_hashes is not None:
+            # By Python's integers, which do not overflow.
+            self._sum_of_rank = sum(step.row_hashes.tolist())
 
     def report(self) -> int | None:
-        """Returns this rank's sum."""
-        return self._rows
+        """Return this rank's sum."""
+        return self._sum_of_rank
 
     def hear(self, reports: list[Any]) -> None:
-        """Keeps the update's fingerprint; None where a rank has none."""
+        """Keep the update's fingerprint; None if the sum of some rank is not known.
+
+        Args:
+            reports: the sum of each rank.
+        """
         is_known = bool(reports) and None not in reports
-        self._updates.append(sum(reports) % 2**64 if is_known else None)
+        self._fingerprints.append(sum(reports) % 2**64 if is_known else None)
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[Any]]:
-        """Returns the fingerprints of all updates; nothing if one of them is not known."""
-        if None in self._updates or not self._updates:
+        """Return the fingerprints of all updates as a metric; no metric if one of them is not known."""
+        if None in self._fingerprints or not self._fingerprints:
             return {}
-        return {UPDATES: self._updates}
+        return {UPDATES: self._fingerprints}
