@@ -161,7 +161,7 @@ def test_doctor_as_json(monkeypatch):
     from verl_clipx.training.doctor import Finding
 
     findings = [Finding("ok", "Python", "3.11"), Finding("error", "verl", "not installed", "install it")]
-    monkeypatch.setattr("verl_clipx.training.doctor.examine", lambda ray: [("versions", findings)])
+    monkeypatch.setattr("verl_clipx.training.doctor.examine_environment", lambda ray: [("versions", findings)])
     (_, wrong) = as_json("doctor", "--no-ray", code=1)["findings"]
     assert wrong == {"group": "versions", **vars(findings[1])}
 

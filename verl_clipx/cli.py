@@ -138,12 +138,12 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Check whether a run would work here. The exit code is 1 if it would fail."""
-    from verl_clipx.training.doctor import GPU_CHECKS, IN_A_JOB, examine, format_group
+    from verl_clipx.training.doctor import GPU_CHECKS, IN_A_JOB, examine_environment, format_group
 
     colors = {"ok": "green", "warning": "yellow", "error": "red"}
     groups = []
     with messages_console().status("looking at versions") as status:
-        for group, findings in examine(ray=ray):
+        for group, findings in examine_environment(ray=ray):
             status.update(f"looked at {group}")
             groups.append((group, findings))
     if as_json:

@@ -64,7 +64,7 @@ def folder(tmp_path, monkeypatch, one_thread):
 
 def in_this_process(code: str, seconds: int) -> tuple[str, str]:
     """Stands in for doctor's fresh interpreters, which take 20 s, and its Ray worker."""
-    return printed_by(doctor.REGISTERED + doctor.HERE if "ray.init" in code else code), ""
+    return printed_by(doctor.CHECK_HERE if "ray.init" in code else code), ""
 
 
 def printed_by(code: str) -> str:

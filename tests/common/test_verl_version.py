@@ -111,7 +111,7 @@ def test_only_a_release_that_tests_ran_on_needs_no_look(monkeypatch, version, ch
     monkeypatch.setattr("verl.__version__", version)
     monkeypatch.setattr(versions, "changes_in", lambda folder: changes)
     finding = doctor.check_verl()
-    assert (finding.level, finding.found) == (level, version)
+    assert (finding.level, finding.result) == (level, version)
     assert (versions.unsuitable_verl() is None) == (level != "error")
     assert (versions.untested_verl() is None) == (level != "warning")
     # An older verl is missing more than a name or two, so its version is the reason.
@@ -128,10 +128,10 @@ def test_each_group_asks(monkeypatch):
 
 def test_doctor_names_the_version_that_python_imports_and_looks_no_further(monkeypatch):
     monkeypatch.setattr("verl.__version__", "0.8.0")
-    groups = dict(doctor.examine(ray=True))
+    groups = dict(doctor.examine_environment(ray=True))
     assert [*groups] == ["versions", "accelerators"]
     errors = [finding for group in groups.values() for finding in group if finding.level == "error"]
-    assert [(error.subject, error.found) for error in errors] == [("verl", "0.8.0")]
+    assert [(error.subject, error.result) for error in errors] == [("verl", "0.8.0")]
 
 
 def test_a_command_that_is_explained_ends_since_no_hook_would_end_it(monkeypatch):
@@ -147,7 +147,7 @@ def test_without_any_verl_the_line_says_so(monkeypatch):
     monkeypatch.delitem(sys.modules, "verl")
     monkeypatch.setattr(versions, "find_spec", lambda name: None)
     assert "and no verl is installed: pip install 'verl<0.10,>=0.9.0'" in versions.unsuitable_verl()
-    assert (doctor.check_verl().level, doctor.check_verl().found) == ("error", "not installed")
+    assert (doctor.check_verl().level, doctor.check_verl().result) == ("error", "not installed")
 
 
 def test_the_version_that_is_recorded_is_the_imported_one(monkeypatch):

@@ -23,7 +23,7 @@ def test_a_version_outside_the_tested_range_says_what_to_do(monkeypatch):
     wrong = doctor.check_distribution("verl", SpecifierSet("<0.9"), "error")
     assert wrong.level == "error" and "pip install 'verl<0.9'" in wrong.advice
     missing = doctor.check_distribution("no-such-distribution", SpecifierSet(">=1"), "warning")
-    assert (missing.level, missing.found) == ("warning", "not installed")
+    assert (missing.level, missing.result) == ("warning", "not installed")
     # A local version counts as its public one.
     monkeypatch.setattr(doctor, "installed_version", lambda _: "2.13.0+cpu")
     assert doctor.check_distribution("torch", SpecifierSet("==2.13.0"), "warning").level == "ok"
@@ -59,16 +59,16 @@ def test_a_missing_package_has_the_command_that_installs_it(monkeypatch, module,
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     (wrong,) = [finding for finding in doctor.check_extras(has_gpu=False) if finding.level != "ok"]
-    assert (wrong.level, wrong.found) == (level, f"no {module}")
+    assert (wrong.level, wrong.result) == (level, f"no {module}")
     assert wrong.advice.endswith(f"pip install {module}")
 
 
 @pytest.mark.slow
 def test_registration_is_found_in_a_fresh_interpreter_and_what_stops_it_is_told_apart(run_fresh, tmp_path, monkeypatch):
-    code = doctor.REGISTERED + doctor.HERE
+    code = doctor.CHECK_HERE
     fresh = doctor.run_python(code, 120)
     findings = [*doctor.check_registration("here", *fresh), doctor.check_hydra(*fresh)]
-    assert [finding.level for finding in findings] == ["ok", "ok", "ok"] and "clipx_acpo" in findings[0].found
+    assert [finding.level for finding in findings] == ["ok", "ok", "ok"] and "clipx_acpo" in findings[0].result
     failed = doctor.run_python("1 / 0", 60)
     assert "ZeroDivisionError" in doctor.check_registration("here", *failed)[0].advice
     assert "ZeroDivisionError" in doctor.check_hydra(*failed).advice
@@ -114,7 +114,7 @@ def test_an_interpreter_that_succeeds_has_no_error_whatever_it_prints():
 def test_the_command_prints_advice_fails_on_errors_and_says_everything_if_asked(monkeypatch):
     for level, code in (("warning", 0), ("error", 1)):
         finding = doctor.Finding(level, "GPUs", "none", "pip install verl-clipx[gpu]")
-        monkeypatch.setattr(doctor, "examine", lambda ray, finding=finding: [("a group", [finding])])
+        monkeypatch.setattr(doctor, "examine_environment", lambda ray, finding=finding: [("a group", [finding])])
         result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
         assert result.exit_code == code
         assert result.output.splitlines() == [
@@ -124,7 +124,7 @@ def test_the_command_prints_advice_fails_on_errors_and_says_everything_if_asked(
         ]
     hints = (doctor.GPU_CHECKS, doctor.IN_A_JOB)
     groups = [(f"group {k}", [doctor.Finding("ok", f"what {k}.{i}", "x" * 60) for i in range(5)]) for k in range(8)]
-    monkeypatch.setattr(doctor, "examine", lambda ray: groups)
+    monkeypatch.setattr(doctor, "examine_environment", lambda ray: groups)
     short, whole = (CliRunner().invoke(app, ["doctor", *more]).output.splitlines() for more in ([], ["--verbose"]))
     assert (
         len(short) == 8 + len(hints)

@@ -51,28 +51,35 @@ IN_A_JOB = (
 # The most characters of a group's ok findings that the short report shows.
 WIDTH = 100
 
-REGISTERED = """
-def registered():
+# Seconds after which an interpreter that checks the registration is ended.
+PATIENCE = 300
+
+# The beginning of both programs below: a function that returns lines about what is registered with verl.
+LIST_REGISTERED = """
+def list_registered():
     import verl
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
     import verl.workers.engine_workers as workers
-    bases = workers.ActorRolloutRefWorker.actor_worker_cls.__mro__
-    yield "LOSSES", *sorted(name for name in POLICY_LOSS_REGISTRY if name.startswith("clipx_"))
-    yield "WORKER", *(f"{base.__module__}.{base.__qualname__}" for base in bases)
+    losses = sorted(name for name in POLICY_LOSS_REGISTRY if name.startswith("clipx_"))
+    worker = workers.ActorRolloutRefWorker.actor_worker_cls
+    bases = [f"{base.__module__}.{base.__qualname__}" for base in worker.__mro__]
+    return ["LOSSES " + " ".join(losses), "WORKER " + " ".join(bases)]
 """
 
 TRAINING_WORKER = "verl_clipx.training.worker.training_worker.ClipxTraining"
 
-IN_RAY = """
+# Prints what is registered in a Ray worker.
+CHECK_IN_RAY = f"""{LIST_REGISTERED}
 import ray
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
-for words in ray.get(ray.remote(lambda: [*registered()]).remote()):
-    print(*words)
+for line in ray.get(ray.remote(lambda: list_registered()).remote()):
+    print(line)
 """
 
-HERE = f"""
-for words in registered():
-    print(*words)
+# Prints what is registered in the interpreter that runs it, and what a composed configuration has.
+CHECK_HERE = f"""{LIST_REGISTERED}
+for line in list_registered():
+    print(line)
 
 from hydra import compose, initialize_config_module
 with initialize_config_module("verl.trainer.config", version_base=None):
@@ -83,15 +90,18 @@ print("COMPOSED", config.{LOSS_MODE}, config.clipx.alpha)
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: what was checked, what was found, and what to do about it.
+    """One line of the report.
 
     Args:
         level: "ok", "warning" (may matter) or "error" (runs will fail).
+        subject: what was checked.
+        result: what was found.
+        advice: what to do about it; empty for "ok".
     """
 
     level: Level
     subject: str
-    found: str
+    result: str
     advice: str = ""
 
 
@@ -103,18 +113,18 @@ def format_group(group: str, findings: list[Finding], *, verbose: bool) -> Itera
     ok_findings = [finding for finding in findings if finding.level == "ok"]
     if verbose:
         for finding in ok_findings:
-            yield "ok", f"{finding.subject}: {finding.found}"
+            yield "ok", f"{finding.subject}: {finding.result}"
     elif ok_findings:
         texts = []
         for finding in ok_findings:
             # A group with a single kind of check, such as "Hydra groups", has the name of that check.
             is_named_by_group = finding.subject == group
-            texts.append(finding.found if is_named_by_group else f"{finding.subject} {finding.found}")
+            texts.append(finding.result if is_named_by_group else f"{finding.subject} {finding.result}")
         summary = textwrap.shorten(", ".join(texts), WIDTH, placeholder=" …")
         yield "ok", f"{group}: {summary}"
     for finding in findings:
         if finding.level != "ok":
-            yield finding.level, f"{finding.subject}: {finding.found}; {finding.advice}"
+            yield finding.level, f"{finding.subject}: {finding.result}; {finding.advice}"
 
 
 def check_versions(has_gpu: bool) -> list[Finding]:
@@ -189,18 +199,18 @@ def run_python(code: str, seconds: int) -> tuple[str, str]:
     """
     with tempfile.TemporaryDirectory() as elsewhere:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, "-c", code], capture_output=True, text=True, timeout=seconds, cwd=elsewhere
             )
         except subprocess.TimeoutExpired:
             return "", f"no answer within {seconds} s"
-    if done.returncode == 0:
-        return done.stdout, ""
-    last_lines = done.stderr.strip().splitlines()[-3:]
+    if process.returncode == 0:
+        return process.stdout, ""
+    last_lines = process.stderr.strip().splitlines()[-3:]
     # A process that a signal ends has no traceback, and what it printed before is not the cause.
-    if done.returncode < 0 or not last_lines:
-        last_lines.append(describe_exit(done.returncode))
-    return done.stdout, "\n".join(last_lines)
+    if process.returncode < 0 or not last_lines:
+        last_lines.append(describe_exit(process.returncode))
+    return process.stdout, "\n".join(last_lines)
 
 
 def describe_exit(code: int) -> str:
@@ -251,11 +261,12 @@ def check_registration(where: str, output: str, error: str) -> list[Finding]:
 
     Args:
         where: names the interpreter, such as "in a Ray worker".
-        output, error: what `run_python` returned for `REGISTERED` followed by `HERE` or `IN_RAY`.
+        output, error: what `run_python` returned for `CHECK_HERE` or `CHECK_IN_RAY`.
     """
     lines = dict(line.split(" ", 1) for line in output.splitlines() if line.startswith(("LOSSES ", "WORKER ")))
     losses = lines.get("LOSSES", "").split()
-    worker = lines.get("WORKER", "").split()
+    # The training worker's class and those that it derives from.
+    worker_classes = lines.get("WORKER", "").split()
     chosen_plugins = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
     if not losses:
         advice = error or (
@@ -264,23 +275,33 @@ def check_registration(where: str, output: str, error: str) -> list[Finding]:
         )
         return [Finding("error", f"losses {where}", "not registered", advice)]
     registered = Finding("ok", f"losses {where}", f"{len(losses)} registered: {', '.join(losses)}")
-    if TRAINING_WORKER in worker:
+    if TRAINING_WORKER in worker_classes:
         return [registered, Finding("ok", f"training worker {where}", TRAINING_WORKER)]
     advice = (
         "another plugin has replaced ActorRolloutRefWorker.actor_worker_cls, so metrics would not be exact; remove it"
     )
-    return [registered, Finding("error", f"training worker {where}", worker[0] if worker else "none", advice)]
+    worker = worker_classes[0] if worker_classes else "none"
+    return [registered, Finding("error", f"training worker {where}", worker, advice)]
 
 
 def check_hydra(output: str, error: str) -> Finding:
     """Check whether verl's own configuration finds the plugin's groups.
 
     Args:
-        output, error: what `run_python` returned for `REGISTERED` followed by `HERE`.
+        output, error: what `run_python` returned for `CHECK_HERE`.
     """
     if "COMPOSED clipx_acpo 2" in output:
         return Finding("ok", "Hydra groups", "+clipx=acpo composes with verl's ppo_trainer")
     return Finding("error", "Hydra groups", "+clipx=acpo does not compose", error or output or "reinstall verl-clipx")
+
+
+def count_gpus() -> int:
+    """Return the number of GPUs that torch sees; 0 without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def check_accelerators() -> list[Finding]:
@@ -290,17 +311,18 @@ def check_accelerators() -> list[Finding]:
     import torch
 
     findings = [Finding("ok", "torch build", f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}")]
-    for number in range(torch.cuda.device_count()):
+    gpu_count = count_gpus()
+    for number in range(gpu_count):
         gpu = torch.cuda.get_device_properties(number)
         findings.append(Finding("ok", f"GPU {number}", f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"))
-    if torch.cuda.device_count() == 0:
+    if gpu_count == 0:
         advice = "without a GPU, runs need VERL_PLATFORM=cpu and +hardware=cpu; on a GPU machine, a torch for its CUDA"
         findings.append(Finding("warning", "GPUs", "none", advice))
     return findings
 
 
-def examine(*, ray: bool) -> Iterator[tuple[str, list[Finding]]]:
-    """Run the checks; yield each group's name and findings as soon as they are known, so that progress can be shown.
+def examine_environment(*, ray: bool) -> Iterator[tuple[str, list[Finding]]]:
+    """Run all checks; yield each group's name and findings as soon as they are known, so that progress can be shown.
 
     If the plugin does not extend the installed verl, the checks of registration and composition are left out, because
     they could only fail.
@@ -308,15 +330,14 @@ def examine(*, ray: bool) -> Iterator[tuple[str, list[Finding]]]:
     Args:
         ray: whether to check inside a Ray worker too, which starts a small cluster.
     """
-    accelerators = check_accelerators()
-    has_gpu = any(finding.subject.startswith("GPU ") for finding in accelerators)
+    has_gpu = count_gpus() > 0
     yield "versions", [*check_versions(has_gpu), *check_extras(has_gpu)]
-    yield "accelerators", accelerators
+    yield "accelerators", check_accelerators()
     if unsuitable_verl():
         return
-    result_here = run_python(REGISTERED + HERE, 300)
-    yield "Hydra groups", [check_hydra(*result_here)]
-    yield "losses in a fresh interpreter", check_registration("in a fresh interpreter", *result_here)
+    output, error = run_python(CHECK_HERE, PATIENCE)
+    yield "Hydra groups", [check_hydra(output, error)]
+    yield "losses in a fresh interpreter", check_registration("in a fresh interpreter", output, error)
     if ray:
-        result_in_ray = run_python(REGISTERED + IN_RAY, 300)
-        yield "losses in a Ray worker", check_registration("in a Ray worker", *result_in_ray)
+        output, error = run_python(CHECK_IN_RAY, PATIENCE)
+        yield "losses in a Ray worker", check_registration("in a Ray worker", output, error)
