@@ -120,7 +120,7 @@ class LocalRollout:
         parameters = read_sampling_parameters(
             {**sampling, "seed": seed},
             default_max_tokens=self.config.response_length,
-            longest=self.config.prompt_length + self.config.response_length - len(prompt_ids),
+            room_in_context=self.config.prompt_length + self.config.response_length - len(prompt_ids),
             end_token_ids=self.end_token_ids,
             ignore_eos=self.config.ignore_eos,
         )

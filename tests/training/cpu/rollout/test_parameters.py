@@ -4,7 +4,7 @@ import pytest
 
 from verl_clipx.training.cpu.rollout.parameters import SamplingParameters, read_sampling_parameters
 
-CONTEXT = dict(default_max_tokens=32, longest=50, end_token_ids=frozenset({1, 2}))
+CONTEXT = dict(default_max_tokens=32, room_in_context=50, end_token_ids=frozenset({1, 2}))
 
 
 def test_verl_training_parameters():
@@ -18,6 +18,9 @@ def test_verl_training_parameters():
     [
         *(({"max_tokens": length}, False, {"max_tokens": least}) for length, least in ((5, 5), (99, 50), (0, 1))),
         ({"max_new_tokens": 6}, False, {"max_tokens": 6}),
+        ({"max_tokens": 5, "max_new_tokens": 6}, False, {"max_tokens": 5}),
+        # Without a limit.
+        *(({"top_k": top_k}, False, {"top_k": 0}) for top_k in (None, 0, -1, "-1")),
         ({"ignore_eos": True, "stop_token_ids": [7]}, False, {"stop_token_ids": {7}}),
         ({"stop_token_ids": [7]}, False, {"stop_token_ids": {1, 2, 7}, "max_tokens": 32}),
         # The request decides over the rollout.

@@ -140,7 +140,7 @@ class CPUServer:
                 self.config.response_length,
                 self.config.prompt_length + self.config.response_length - len(prompt_ids),
             ),
-            longest=longest_response,
+            room_in_context=longest_response,
             end_token_ids=self._end_token_ids,
             ignore_eos=self.config.ignore_eos,
         )
@@ -161,6 +161,7 @@ class CPUServer:
         return self._output(request, with_log_probs=bool(sampling_params.get("logprobs")))
 
     def _seed(self, request_id: str, requested: int | None) -> int:
+        """Return the seed of a request's random numbers; `requested` is the one that the request has, if any."""
         self._requests_seen += 1
         if requested is not None:
             return derive_seed("request", requested)
