@@ -11,7 +11,11 @@ NAME = "cpu"
 
 
 class PlatformCPU(PlatformBase):
-    """Host memory as the device, gloo for collectives, Ray's ``GPU`` resource as worker slots."""
+    """Host memory as the device, gloo for collectives, Ray's ``GPU`` resource as worker slots.
+
+    The methods are those of verl's ``PlatformBase``, which says what they are for. What only an accelerator has does
+    nothing here, or is None.
+    """
 
     @property
     def device_name(self) -> str:

@@ -21,7 +21,10 @@ def with_gloo(worker_class: type) -> type:
             initialize_global_process_group_ray(backend="gloo")
             super().__init__(*args, **kwargs)
 
-    GlooTrainingWorker.__name__ = GlooTrainingWorker.__qualname__ = f"Gloo{worker_class.__name__}"
+    # Ray shows the name in the worker's output.
+    name = f"Gloo{worker_class.__name__}"
+    GlooTrainingWorker.__name__ = name
+    GlooTrainingWorker.__qualname__ = name
     GlooTrainingWorker.__doc__ = worker_class.__doc__
     return GlooTrainingWorker
 
@@ -35,5 +38,6 @@ def meeting_file() -> str:
     import ray
 
     context = ray.get_runtime_context()
-    own = (context.get_node_id(), context.get_job_id(), os.environ["WG_PREFIX"], os.environ["MASTER_PORT"])
-    return f"file://{tempfile.gettempdir()}/verl_clipx-{'-'.join(own)}"
+    # What no other group of workers has in common.
+    parts = (context.get_node_id(), context.get_job_id(), os.environ["WG_PREFIX"], os.environ["MASTER_PORT"])
+    return f"file://{tempfile.gettempdir()}/verl_clipx-{'-'.join(parts)}"

@@ -26,21 +26,23 @@ def frequent_polling(*, trainer_mode: str, sampler_kwargs: Mapping[str, Any], **
 
     metric, max_inflight = _group_filter(sampler_kwargs.get("filter_groups"))
     refill_failed = bool(sampler_kwargs.get("sync_refill_failed_groups", False))
-    given |= dict(
-        trainer_mode=trainer_mode,
-        sampler_kwargs=sampler_kwargs,
-        poll_interval=float(sampler_kwargs.get("poll_interval", POLL_INTERVAL_SECONDS)),
-        filter_groups_metric=metric,
-        sync_refill_failed_groups=refill_failed,
-    )
-    if trainer_mode != "sync":
-        return ReplayBufferAsync(**given)
-    train_batch_size = sampler_kwargs.get("train_batch_size")
-    # Prompts are replaced one at a time, so the dataloader is read one at a time (as verl does for its own buffer).
-    replaces_prompts = metric is not None or refill_failed
-    gen_batch_size = 1 if replaces_prompts else sampler_kwargs.get("gen_batch_size") or train_batch_size
-    return ReplayBuffer(
+    arguments = {
         **given,
+        "trainer_mode": trainer_mode,
+        "sampler_kwargs": sampler_kwargs,
+        "poll_interval": float(sampler_kwargs.get("poll_interval", POLL_INTERVAL_SECONDS)),
+        "filter_groups_metric": metric,
+        "sync_refill_failed_groups": refill_failed,
+    }
+    if trainer_mode != "sync":
+        return ReplayBufferAsync(**arguments)
+    train_batch_size = sampler_kwargs.get("train_batch_size")
+    gen_batch_size = sampler_kwargs.get("gen_batch_size") or train_batch_size
+    if metric is not None or refill_failed:
+        # Prompts are replaced one at a time, so the data loader is read one at a time, as for verl's own buffer.
+        gen_batch_size = 1
+    return ReplayBuffer(
+        **arguments,
         train_batch_size=train_batch_size,
         gen_batch_size=gen_batch_size,
         max_inflight_gen_batches=max_inflight,
@@ -48,6 +50,18 @@ def frequent_polling(*, trainer_mode: str, sampler_kwargs: Mapping[str, Any], **
 
 
 def _group_filter(filter_groups: Mapping[str, Any] | None) -> tuple[str | None, int]:
+    """Read how groups are filtered.
+
+    Args:
+        filter_groups: the node ``algorithm.filter_groups``; None: there is no filtering.
+
+    Returns:
+        The metric by which groups are filtered, None without filtering; and how many batches of prompts may be
+        generated at once.
+
+    Raises:
+        ValueError: filtering is on and no metric is named.
+    """
     if filter_groups is None or not filter_groups.get("enable", False):
         return None, 1
     metric = filter_groups.get("metric")

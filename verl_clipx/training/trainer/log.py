@@ -90,7 +90,7 @@ def open_log(log: Path, config: dict[str, Any]) -> tuple[BinaryIO, Rows]:
 
 
 def line_of(data: dict[str, Any], step: int, **more: Any) -> bytes:
-    """Return a step's line of a file log as verl's file logger writes it, with further entries.
+    """Return a step's line of a file log as verl's file logger writes it, with further entries and a newline.
 
     Args:
         data: the step's metrics.
@@ -212,7 +212,7 @@ def record_receipt(log: Path, data: Mapping[str, Any]) -> None:
         data: the metrics of a step that has the receipt, by key.
     """
     metrics = receipt_in(data)
-    # It is NaN if no token could be compared, and infinite if a gradient is not finite. JSON has neither.
+    # The difference is NaN if no token could be compared, and infinite if a gradient is not finite. JSON has neither.
     difference: float | None = metrics[RECEIPT.key]
     if not math.isfinite(difference):
         difference = None

@@ -18,6 +18,9 @@ class CPUServerAdapter(BaseRollout):
     """Client of `CPUServer` in every training worker. The first rank of a replica acts for all its ranks.
 
     Args:
+        config: verl's configuration of the rollout.
+        model_config: verl's configuration of the model.
+        device_mesh: verl's, which nothing here needs.
         replica_rank: this worker's replica; -1 derives it from the environment variable ``RANK``.
     """
 
@@ -41,6 +44,7 @@ class CPUServerAdapter(BaseRollout):
 
     @property
     def _server(self) -> ray.actor.ActorHandle:
+        """Return the handle on the replica's server."""
         # The server starts after this worker, so it is looked up at first use.
         if self._handle is None:
             self._handle = ray.get_actor(server_name(self.replica_rank))
@@ -69,6 +73,10 @@ class CPUServerAdapter(BaseRollout):
         Args:
             weights: name and full tensor. Producing a tensor is a collective operation, so every rank reads the whole
                 generator; only the leader sends.
+            global_steps: the version of the weights; None if verl does not say.
+            wire_format: how verl hands on the weights. Only "named_tensors" is supported.
+            peft_config: that of an adapter that is sent apart from the model, which is not supported.
+            kwargs: what other rollouts need.
 
         Raises:
             ValueError: the wire format is not supported, or the weights include an unmerged adapter.
@@ -78,13 +86,15 @@ class CPUServerAdapter(BaseRollout):
         if peft_config is not None:
             raise ValueError(f"the CPU rollout does not support adapters. Set {LORA_MERGE}=True")
         max_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
-        held = None
+        # One message is held back, because only the end of the generator shows which was the last.
+        held_message = None
         for message in pack_weights(weights, max_bytes):
-            if held is not None:
-                await self._send(held, last=False, global_steps=global_steps)
-            held = message
-        await self._send(held, last=True, global_steps=global_steps)
+            if held_message is not None:
+                await self._send(held_message, last=False, global_steps=global_steps)
+            held_message = message
+        await self._send(held_message, last=True, global_steps=global_steps)
 
     async def _send(self, message: dict, *, last: bool, global_steps: int | None) -> None:
+        """Send a message to the server, if this is the leader; see `CPUServer.load_weights`."""
         if self.is_leader_rank:
             await self._server.load_weights.remote(message, last=last, global_steps=global_steps)

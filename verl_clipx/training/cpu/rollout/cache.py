@@ -7,11 +7,17 @@ from transformers.cache_utils import DynamicLayer
 
 
 def check_layers(cache: DynamicCache, model_name: str) -> None:
-    """Reject caches whose rows cannot be padded and merged (recurrent state, sliding windows)."""
-    odd = sorted({type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer})
-    if odd:
+    """Raise ValueError if a model caches what cannot be padded and merged, such as recurrent state or sliding windows.
+
+    Args:
+        cache: one that the model has filled.
+        model_name: for the message.
+    """
+    unsuitable = sorted({type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer})
+    if unsuitable:
         raise ValueError(
-            f"the CPU rollout cannot batch {model_name}, which caches {', '.join(odd)}: use a model with full attention"
+            f"the CPU rollout cannot batch {model_name}, which caches {', '.join(unsuitable)}: use a model with full "
+            "attention"
         )
 
 
@@ -37,4 +43,5 @@ def append_rows(cache: DynamicCache, other: DynamicCache) -> None:
 
 
 def _pad_left(states: torch.Tensor, length: int) -> torch.Tensor:
+    """Return keys or values, ``[rows, heads, any length, head size]``, padded with 0 on the left to a length."""
     return F.pad(states, (0, 0, length - states.shape[-2], 0))

@@ -40,4 +40,5 @@ class CPUReplica(RolloutReplica):
 
 
 def _location(_worker) -> tuple[str, str]:
+    """Return the node of the worker that runs this, by Ray's id, and the node's IP address."""
     return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()

@@ -33,7 +33,16 @@ def pack_weights(weights: Iterable[tuple[str, torch.Tensor]], max_bytes: int) ->
 
 @torch.no_grad()
 def copy_weights(model: nn.Module, message: Mapping[str, np.ndarray]) -> None:
-    """Write a message into the model's parameters and buffers, in place."""
+    """Write a message into the model's parameters and buffers, in place.
+
+    Args:
+        model: the rollout's.
+        message: name to float32 array, from `pack_weights`.
+
+    Raises:
+        KeyError: the model has no weight of a name.
+        ValueError: the model's weight has another shape.
+    """
     targets = model.state_dict()
     for name, array in message.items():
         if name not in targets:
@@ -48,7 +57,14 @@ def copy_weights(model: nn.Module, message: Mapping[str, np.ndarray]) -> None:
 
 
 def missing_weights(model: nn.Module, received: set[str]) -> list[str]:
-    """Return names in the model's state that were neither received nor share memory with one that was (tying)."""
+    """Return the names in the model's state that were not received.
+
+    A weight that shares memory with one that was received, as tied weights do, is not missing.
+
+    Args:
+        model: the rollout's.
+        received: the names that were received.
+    """
     state = model.state_dict()
     written = {state[name].data_ptr() for name in received if name in state}
     return sorted(name for name, tensor in state.items() if tensor.data_ptr() not in written)
