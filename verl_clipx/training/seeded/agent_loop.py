@@ -10,6 +10,7 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 
 from verl_clipx.training.seeded import AGENT_LOOP
 
+# The fields of a prompt that the v1 trainer adds or the data set has, which name its step and sample.
 NEEDED = ("global_steps", "index", "session_id")
 
 
@@ -19,6 +20,7 @@ def sampling_seed(
     """Return the seed of one sample, the same in every process and on every machine.
 
     Args:
+        seed: the run's.
         global_step: training step that the sample belongs to; validation counts as the step that it follows.
         index: the prompt's index in its data set.
         session: the sample's number among those of its prompt.
@@ -42,6 +44,7 @@ class SeededSingleTurnAgentLoop(SingleTurnAgentLoop):
 
         Args:
             sampling_params: shared by the samples of a prompt, and therefore left as it is.
+            priority: verl's, for the server.
             kwargs: the prompt's fields from the data set, and what verl's v1 trainer adds (``global_steps``,
                 ``session_id``).
 
@@ -57,8 +60,14 @@ class SeededSingleTurnAgentLoop(SingleTurnAgentLoop):
             raise ValueError(
                 f"+clipx/rollout=seeded: no {', '.join(missing)}; it needs the v1 trainer, trainer.use_v1=True"
             )
-        step, index, session = (plain(kwargs[key]) for key in NEEDED)
-        seed = sampling_seed(self.rollout_config.seed, step, index, session, kwargs["raw_prompt"])
+        index = plain(kwargs["index"])
+        seed = sampling_seed(
+            self.rollout_config.seed,
+            global_step=plain(kwargs["global_steps"]),
+            index=index,
+            session=plain(kwargs["session_id"]),
+            messages=kwargs["raw_prompt"],
+        )
         output = await super().run({**sampling_params, "seed": seed}, priority=priority, **kwargs)
         output.extra_fields.update(prompt_index=index, sampling_seed=seed)
         return output

@@ -13,7 +13,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl_clipx.run.keys import AGENT_LOOP, ENGINE_NAME, GROUP_FILTERING, SYNC_STEP, TRAINER_MODE
 
 SEEDED_ENGINES = ("vllm", "cpu")
-# What a key must be, and why.
+# From a key to what it must be, and why.
 NEEDED = {
     TRAINER_MODE: ("sync", "in other modes batches depend on timing"),
     SYNC_STEP.replace("*", "sync"): (1, "otherwise the first samples to arrive win"),
@@ -26,7 +26,7 @@ class SeededReplayBuffer(ReplayBuffer):
     """verl's replay buffer of the ``sync`` mode, whose batches are ordered by prompt and sample."""
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
-        """Wait for a batch and order its rows."""
+        """Wait for a batch, and return it with its rows ordered, and verl's metrics."""
         batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         if batch.keys:
             fields = tq.kv_batch_get(keys=batch.keys, partition_id=partition_id, select_fields=["extra_fields"])
@@ -61,12 +61,19 @@ def row_order(keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]) ->
         uid, session, output = key.rsplit("_", 2)
         index = fields["prompt_index"]
         # An index may be a number or a text; numbers come first.
-        place = (isinstance(index, str), index, int(session), int(output), fields["sampling_seed"], row)
-        groups.setdefault(uid, []).append(place)
-    rows_of_groups = [sorted(group) for group in groups.values()]
-    # All but the row's position, which is the order of arrival.
-    rows_of_groups.sort(key=lambda group: (group[0][:2], [place[2:-1] for place in group]))
-    return [place[-1] for group in rows_of_groups for place in group]
+        is_text = isinstance(index, str)
+        rank = (is_text, index, int(session), int(output), fields["sampling_seed"], row)
+        groups.setdefault(uid, []).append(rank)
+    ranks_of_groups = [sorted(group) for group in groups.values()]
+
+    def rank_of_group(group: list[tuple]) -> tuple:
+        """Return what groups are ordered by: the prompt's index, then their samples, but not the order of arrival."""
+        index = group[0][:2]
+        samples = [rank[2:-1] for rank in group]
+        return index, samples
+
+    ranks_of_groups.sort(key=rank_of_group)
+    return [rank[-1] for group in ranks_of_groups for rank in group]
 
 
 def seeded(
@@ -83,20 +90,28 @@ def seeded(
     Raises:
         ValueError: a setting makes batches depend on timing, or the engine takes no seed per request.
     """
+    filter_groups = sampler_kwargs.get("filter_groups") or {}
+    # In the order of NEEDED.
     values = (
         trainer_mode,
         trainer_config.get("parameter_sync_step", 1),
-        bool((sampler_kwargs.get("filter_groups") or {}).get("enable", False)),
+        bool(filter_groups.get("enable", False)),
         sampler_kwargs.get("versions_old", 0),
     )
-    for (key, (wanted, why)), value in zip(NEEDED.items(), values, strict=True):
+    for key, value in zip(NEEDED, values, strict=True):
+        wanted, why = NEEDED[key]
         if value != wanted:
             raise ValueError(f"+clipx/rollout=seeded with {key}={value}: must be {wanted}; {why}")
-    if (engine := sampler_kwargs["rollout_name"]) not in SEEDED_ENGINES:
+    engine = sampler_kwargs["rollout_name"]
+    if engine not in SEEDED_ENGINES:
         allowed = f"{' or '.join(SEEDED_ENGINES)}: they accept a seed with every request"
         raise ValueError(f"+clipx/rollout=seeded with {ENGINE_NAME}={engine}: must be {allowed}")
+    train_batch_size = sampler_kwargs["train_batch_size"]
+    gen_batch_size = sampler_kwargs.get("gen_batch_size") or train_batch_size
     refill_failed = bool(sampler_kwargs["sync_refill_failed_groups"])
-    size = sampler_kwargs["train_batch_size"]
+    if refill_failed:
+        # Prompts are replaced one at a time, so the data loader is read one at a time, as for verl's own buffer.
+        gen_batch_size = 1
     if "poll_interval" in sampler_kwargs:
         given["poll_interval"] = float(sampler_kwargs["poll_interval"])
     return SeededReplayBuffer(
@@ -104,8 +119,7 @@ def seeded(
         trainer_mode=trainer_mode,
         trainer_config=trainer_config,
         sampler_kwargs=sampler_kwargs,
-        train_batch_size=size,
-        # Prompts are replaced one at a time, so the data loader is read one at a time, as for verl's own buffer.
-        gen_batch_size=1 if refill_failed else sampler_kwargs.get("gen_batch_size") or size,
+        train_batch_size=train_batch_size,
+        gen_batch_size=gen_batch_size,
         sync_refill_failed_groups=refill_failed,
     )
