@@ -1043,6 +1043,31 @@ def test_a_check_that_failed_on_another_rank_counts_once(actor, few_probes):
     assert update.metrics(ANNOUNCED)["clipx/receipt_failed"] == 1.0
 
 
+def test_a_rank_that_compared_nothing_says_that_another_did(actor, capsys):
+    """Rank 0 of two. None of its responses has a token, and the other rank has compared 7 tokens."""
+    update = Update(actor("+clipx=grpo"), tested=False)
+    update.receipt.rank = 0
+    update.run(change=nothing_in_the_mask)
+    of_the_other = torch.zeros(3 + len(Check))
+    of_the_other[0] = 7
+    update.receipt.all_reduce = lambda vector: vector + of_the_other
+    update.metrics(ANNOUNCED)
+    printed = capsys.readouterr().out
+    assert_names(printed, "this rank could compare no token", "other ranks made 7 comparisons")
+    assert "nothing shows" not in printed
+
+
+def test_a_rank_of_a_pipeline_that_sees_no_loss_neither_warns_nor_prints(actor, caplog, capsys):
+    """The first stage of a pipeline, which has no outputs. Not covered: Megatron itself, which has such stages."""
+    update = Update(actor("+clipx=grpo"), tested=False)
+    update.receipt.rank = 0
+    update.receipt.has_outputs = False
+    update.begin()
+    update.observers.end_update(update.step)
+    assert update.metrics(ANNOUNCED)["clipx/receipt_failed"] == 0.0
+    assert not caplog.text and not capsys.readouterr().out
+
+
 def test_old_log_probs_within_the_tolerance_of_the_precision_end_no_run(actor, few_probes):
     for half, distance in ((False, 5e-4), (True, 0.03)):
         update = Update(actor("+clipx=grpo"))

@@ -102,11 +102,13 @@ class Receipt(Observer):
         record: what the driver announces.
         loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
         all_reduce: sums a float64 vector over the data-parallel ranks.
-        rank: the rank of this process. Rank 0 prints the receipt.
+        rank: the data-parallel rank. Rank 0 prints the receipt.
         tested: whether tests have run all of the run's options. If not, then under clipx.receipt=auto only what is
             compared on copies stops the run, and what depends on the engine is logged as a warning.
         half: whether the engine computes in half precision.
         scaled: whether the engine scales losses by a power of two that changes, as in float16.
+        has_outputs: whether this rank reports its data-parallel rank's outputs to verl. Other ranks print nothing, and
+            in a pipeline some of them see no loss.
 
     Raises:
         RuntimeError: when it is built, the worker's settings or sources are not those of the driver, and that stops the
@@ -121,8 +123,10 @@ class Receipt(Observer):
     tested: bool
     half: bool = False
     scaled: bool = False
-    # How often this rank compared a token on a copy.
+    has_outputs: bool = True
+    # How often this rank compared a token on a copy, and how often all ranks did, which is known at the end.
     _token_comparisons: int = 0
+    _token_comparisons_of_all_ranks: float = 0.0
     # How many updates were made.
     _updates: int = 0
     # The largest difference of a token's gradient on each copy, and in the backward pass of each micro-batch.
@@ -377,7 +381,7 @@ class Receipt(Observer):
             self._expect(Check.BOUNDS, not difference > SAME_BOUNDS[self.half], failure)
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
-        """Close the receipt after the first rollout batch. Rank 0 prints it.
+        """Close the receipt after the first rollout batch, and print it on rank 0.
 
         Returns:
             The largest difference on this rank, NaN if no rank compared any token; and how many checks failed on some
@@ -395,16 +399,18 @@ class Receipt(Observer):
         comparisons = torch.tensor([float(self._token_comparisons)], dtype=torch.float64)
         one_rank = torch.cat([comparisons, self._weights, self.checks.failures()])
         all_comparisons, weight_sum, weight_count, *failures = self.all_reduce(one_rank).tolist()
+        self._token_comparisons_of_all_ranks = all_comparisons
         if self.record.correction.weights_normalised and self._normaliser and weight_sum:
             failure = f"weights are divided by {self._normaliser:g}, but their mean is {weight_sum / weight_count:g}"
             difference = abs(self._normaliser * weight_count / weight_sum - 1)
             # NaN passes: a loss with such a weight is not finite, and its update is skipped.
             self._expect(Check.WEIGHTS, not difference > SAME_NORMALISER, failure)
-        is_compared = all_comparisons > 0 or self._updates == 0
+        may_see_no_loss = self._updates == 0 or not self.has_outputs
+        is_compared = all_comparisons > 0 or may_see_no_loss
         self._expect(Check.COMPARED, is_compared, NOTHING_COMPARED, stops=False)
         # Including those that have failed on this rank since the sum: the two above.
         self._failed_checks = self.checks.count_failed(failures)
-        if self.rank == 0:
+        if self.rank == 0 and self.has_outputs:
             print(f"clipx: {self}", flush=True)
         largest = math.nan
         if all_comparisons:
@@ -412,13 +418,19 @@ class Receipt(Observer):
         return {RECEIPT.key: [largest], RECEIPT_FAILED.key: [float(self._failed_checks)]}
 
     def __str__(self) -> str:
-        if not self._token_comparisons:
+        if not self._token_comparisons_of_all_ranks:
             return f"receipt: {NOTHING_COMPARED}"
-        line = (
-            f"receipt: on copies with made-up ratios, rank {self.rank}'s gradient differs by at most "
-            f"{max(self._differences_on_copies):.1e} of a token's from that of clipx_{self.settings.method.name} "
-            f"under {self.record.aggregation_mode}, in {self._token_comparisons} comparisons of a token"
-        )
+        if not self._token_comparisons:
+            line = (
+                "receipt: this rank could compare no token; other ranks made "
+                f"{self._token_comparisons_of_all_ranks:.0f} comparisons of a token"
+            )
+        else:
+            line = (
+                "receipt: on copies with made-up ratios, this rank's gradient differs by at most "
+                f"{max(self._differences_on_copies):.1e} of a token's from that of clipx_{self.settings.method.name} "
+                f"under {self.record.aggregation_mode}, in {self._token_comparisons} comparisons of a token"
+            )
         if self._differences_in_training:
             line += (
                 f"; in the backward pass, the gradient differs by at most {max(self._differences_in_training):.1e}, in "

@@ -147,10 +147,11 @@ class ClipxTraining:
                 record=record,
                 loss_fn=loss_fn,
                 all_reduce=self._all_reduce,
-                rank=self.rank,
+                rank=engine.get_data_parallel_rank(),
                 tested=not record.untested,
                 half=dtype not in FULL_PRECISION,
                 scaled=dtype in SCALED,
+                has_outputs=engine.is_mp_src_rank_with_outputs(),
             )
             # Without a name, so that its exceptions end the run.
             observers.add(receipt)
