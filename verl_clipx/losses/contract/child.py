@@ -1,4 +1,4 @@
-"""Runs a check in a process of its own: a loss that ends its process must not end the check without a verdict."""
+"""Runs a check in a process of its own, because a loss that ends its process must not end `clipx check-loss` too."""
 
 import multiprocessing
 import os
@@ -8,23 +8,23 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-# What the child says of itself: a row of the check, an error that it raised, or that it is done.
+# What the child sends: a row that the check yielded, an error that the check raised, or that the check is done.
 Kind = Literal["row", "error", "done"]
 
 
 class EndedEarly(Exception):
-    """The process of a check ended before the check did; says how."""
+    """The process of a check ended before the check did. The message says how."""
 
 
 def in_child(check: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Yields what a check yields in a fork of this process, or in this process where the platform has no fork.
+    """Yield what a check yields in a fork of this process, or in this process where the platform has no fork.
 
     Args:
         check: yields values that can be pickled.
 
     Raises:
         EndedEarly: the fork ended before the check did, whatever its exit code.
-        ValueError: the check raised one, or an OSError; has its message.
+        ValueError: the check raised a ValueError or an OSError. The message is the same.
         ModuleNotFoundError: the check raised it.
     """
     if not hasattr(os, "fork"):
@@ -50,12 +50,21 @@ def in_child(check: Callable[[], Iterator[Any]]) -> Iterator[Any]:
 
 
 def receive(receiver: Connection, process: Any) -> tuple[Kind, Any]:
-    """Returns what the child sends next; raises EndedEarly if it has ended."""
+    """Return what the child sends next: its kind, and the row or the error.
+
+    Args:
+        receiver: this process's end of the pipe.
+        process: the child.
+
+    Raises:
+        EndedEarly: the child has ended without sending that it is done.
+    """
     try:
         return receiver.recv()
     except EOFError:
         process.join()
     code = process.exitcode
+    # A signal ended the child if the code is negative.
     how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
     raise EndedEarly(
         f"the process of the check ended {how} before there was a verdict. "
@@ -64,7 +73,7 @@ def receive(receiver: Connection, process: Any) -> tuple[Kind, Any]:
 
 
 def send_rows(check: Callable[[], Iterator[Any]], sender: Connection) -> None:
-    """Sends what a check yields, and at last that it is done or the error of its user; runs in the child."""
+    """Send what a check yields, and then that it is done, or the error that it raised. This runs in the child."""
     work_without_threads()
     try:
         for row in check():
@@ -78,9 +87,9 @@ def send_rows(check: Callable[[], Iterator[Any]], sender: Connection) -> None:
 
 
 def work_without_threads() -> None:
-    """Makes torch and its compiler use this thread alone.
+    """Make torch and its compiler use this thread alone.
 
-    Threads of the original do not exist in a fork, and waiting for one would not end.
+    The threads of the original process do not exist in a fork, and waiting for one would never end.
     """
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from verl_clipx.losses.methods import Bounds, Method
 
+# The shape of the usual mini-batch, and the number of tokens that each of its sequences has.
 SEQUENCES = 6
 LENGTH = 9
 LENGTHS = torch.tensor([LENGTH, 7, 5, 3, 1, 0])
@@ -16,7 +17,8 @@ EXTREMES = torch.tensor([-1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4, -1.0, 1.0])
 LIKELIER = torch.tensor([0.0, -1e-9, -1.0, -30.0, -1e4]).double()
 ADVANTAGES = torch.tensor([0.0, 1.0, -1.0, 1e-3, -1e-3, 1e3, -1e3]).double()
 
-# Bounds that differ from token to token would give more ratios than a loss that compares each token with each can take.
+# How many ratios `make_tokens_at_bounds` takes at most. Bounds that differ from token to token would give more than a
+# loss can take that compares each token with each other one.
 MOST_RATIOS = 40
 
 
@@ -51,8 +53,9 @@ def make_tokens(log_ratio: Tensor, likelier: Tensor, advantages: Tensor, dtype: 
 
     Args:
         log_ratio: of the current to the old policy, float64, (sequences, length).
-        likelier: the log-probability under that of the two policies that is likelier to choose the token; broadcasts.
-        advantages: those of the tokens; broadcasts.
+        likelier: the log-probability under the policy, current or old, that is likelier to choose the token;
+            broadcastable.
+        advantages: those of the tokens; broadcastable.
         dtype: of log-probabilities, advantages and entropies.
 
     Returns:
@@ -60,8 +63,8 @@ def make_tokens(log_ratio: Tensor, likelier: Tensor, advantages: Tensor, dtype: 
     """
     log_prob = likelier + log_ratio.clamp(max=0)
     old_log_prob = likelier - log_ratio.clamp(min=0)
-    # Entropies, five sequences each in turn: near 0, two usual ones, and one near that of a whole vocabulary. They are
-    # made smaller where the token has almost all probability.
+    # Entropies, each of five sequences in turn: near 0, two usual ones, and one near that of a whole vocabulary. They
+    # are made smaller where the token has almost all probability.
     nats = torch.tensor([0.01, 0.5, 3.0, 11.0]).double()[torch.arange(len(log_ratio)) // 5 % 4, None]
     tensors = {
         "old_log_prob": old_log_prob,
@@ -79,9 +82,9 @@ def make_tokens(log_ratio: Tensor, likelier: Tensor, advantages: Tensor, dtype: 
 def every_ratio(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """Make sequences of one token with ratios from exp(-20) to exp(20) and beyond, each with both signs of A.
 
-    Between ratios of 1/e and e the steps are of 0.1 %, elsewhere of 1.5 %. More sequences would be too many for a loss
-    that compares each with each. Log-probabilities, sizes of A and entropies take a few values in turn, and every other
-    pair of tokens has drawn ones, so that no band between the few is left out.
+    Neighbouring ratios between 1/e and e differ by 0.1 %, others by 1.5 %. More sequences would be too many for a loss
+    that compares each with each other one. In every other pair of tokens, log-probabilities, sizes of A and entropies
+    take a few values in turn. In the pairs between, they are drawn, so that no band between the few is left out.
 
     Args:
         dtype: of log-probabilities, advantages and entropies.
@@ -95,17 +98,29 @@ def every_ratio(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     pair = torch.arange(len(log_ratio))
     generator = torch.Generator().manual_seed(3)
 
-    def mixed(in_turn: Tensor, low: float, high: float) -> Tensor:
-        """Return values in turn and, in every other pair of tokens, drawn ones whose logarithms are uniform."""
+    def mix_with_drawn(in_turn: Tensor, low: float, high: float) -> Tensor:
+        """Return the given values and, in every other pair of tokens, drawn ones whose logarithms are uniform.
+
+        Args:
+            in_turn: a value for each pair of tokens, (pairs,).
+            low: the smallest value that is drawn, above 0.
+            high: the largest value that is drawn.
+
+        Returns:
+            (2 * pairs, 1).
+        """
         uniform = torch.rand(len(pair), generator=generator, dtype=torch.float64)
         drawn = low * (high / low) ** uniform
         return torch.where(pair % 2 == 1, drawn, in_turn).repeat_interleave(2)[:, None]
 
-    likelier = -mixed(torch.tensor([1e-3, 0.5, 2.0, 8.0, 60.0]).double()[pair % 5], low=1e-4, high=100.0)
-    size = mixed(torch.tensor([2.0, 0.3, 1e3, 1e-3]).double()[pair // 20 % 4], low=1e-3, high=1e3)
+    likelier_in_turn = torch.tensor([1e-3, 0.5, 2.0, 8.0, 60.0]).double()[pair % 5]
+    likelier = -mix_with_drawn(likelier_in_turn, low=1e-4, high=100.0)
+    size_in_turn = torch.tensor([2.0, 0.3, 1e3, 1e-3]).double()[pair // 20 % 4]
+    size = mix_with_drawn(size_in_turn, low=1e-3, high=1e3)
     sign = torch.tensor([1.0, -1.0]).double().repeat(len(pair))[:, None]
     tensors = make_tokens(log_ratio.repeat_interleave(2)[:, None], likelier, size * sign, torch.float64)
-    nats = mixed(torch.tensor([0.01, 0.5, 3.0, 11.0]).double()[pair * 2 // 5 % 4], low=0.01, high=11.0)
+    nats_in_turn = torch.tensor([0.01, 0.5, 3.0, 11.0]).double()[pair * 2 // 5 % 4]
+    nats = mix_with_drawn(nats_in_turn, low=0.01, high=11.0)
     tensors["entropy"] = -nats * torch.expm1(tensors["log_prob"])
     for name, values in tensors.items():
         if values.is_floating_point():
@@ -132,12 +147,12 @@ def make_tokens_at_bounds(bounds: Bounds, dtype: torch.dtype) -> dict[str, Tenso
     is_ratio = (ratios > 0) & ratios.isfinite()
     log_of_ratio = ratios[is_ratio].unique()[:MOST_RATIOS].log()
     eps = torch.finfo(dtype).eps
-    # Relative to the log-ratio: none, a thousandth, and one and two roundings to either side. At ratio 1, whose
-    # logarithm is 0, all of these are ratio 1.
+    # Relative to the log-ratio: no step, a thousandth, and one and two roundings to either side. At ratio 1, whose
+    # logarithm is 0, every step leads to ratio 1.
     steps = torch.tensor([0.0, 1e-3, -1e-3, -2 * eps, -eps, eps, 2 * eps]).double()
     log_ratio = (log_of_ratio[:, None] * (1 + steps)).reshape(-1, 1).repeat_interleave(2, 0)
     advantages = torch.tensor([1.0, -1.0]).double().repeat(len(log_ratio) // 2)[:, None]
-    # The likelier policy is sure of the token. Its log-probability is 0, so that the difference of the two is exact.
+    # The likelier policy is sure of the token. Its log-probability is 0, so the difference of both is exact.
     likelier = torch.tensor(0.0).double()
     return make_tokens(log_ratio, likelier, advantages, dtype)
 
@@ -145,8 +160,8 @@ def make_tokens_at_bounds(bounds: Bounds, dtype: torch.dtype) -> dict[str, Tenso
 def extreme_sequences(dtype: torch.dtype) -> dict[str, Tensor]:
     """Make sequences of equal tokens with every combination of EXTREMES, LIKELIER and ADVANTAGES.
 
-    In half of them the sampler is the old policy, in a quarter each it is sure of the tokens, or would never choose
-    them.
+    The sampler is the old policy in half of the sequences. In a quarter of them it is sure of the tokens, and in
+    another quarter it would never choose them.
 
     Args:
         dtype: of log-probabilities, advantages and entropies.
@@ -154,11 +169,13 @@ def extreme_sequences(dtype: torch.dtype) -> dict[str, Tensor]:
     Returns:
         The fields of `Inputs` that a method may ask for, (sequences, LENGTH). Sequences have up to two masked tokens.
     """
-    log_ratio, likelier, advantages = torch.cartesian_prod(EXTREMES, LIKELIER, ADVANTAGES).T[:, :, None]
+    combinations = torch.cartesian_prod(EXTREMES, LIKELIER, ADVANTAGES)
+    # A column for each of the three, (sequences, 1).
+    log_ratio, likelier, advantages = combinations[:, None].unbind(-1)
     tensors = make_tokens(log_ratio.expand(-1, LENGTH), likelier, advantages, dtype)
-    row = torch.arange(len(log_ratio))[:, None]
-    far = torch.where(row % 4 == 1, -1e4, 0.0).to(dtype)
-    tensors["rollout_log_prob"] = torch.where(row % 4 < 2, far, tensors["rollout_log_prob"])
+    row = torch.arange(len(combinations))[:, None]
+    other_sampler = torch.where(row % 4 == 1, -1e4, 0.0).to(dtype)
+    tensors["rollout_log_prob"] = torch.where(row % 4 < 2, other_sampler, tensors["rollout_log_prob"])
     tensors["mask"] = torch.arange(LENGTH) < LENGTH - row % 3
     return tensors
 
@@ -187,14 +204,22 @@ def extreme_tokens(dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def mini_batches(dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
-    """Return mini-batches by what they hold, in words: each has the fields of `Inputs` that a method may ask for."""
+    """Return mini-batches by their names, which say what they hold.
+
+    Args:
+        dtype: of log-probabilities, advantages and entropies.
+
+    Returns:
+        From a name to the fields of `Inputs` that a method may ask for.
+    """
     usual = example(dtype)
     extreme = extreme_sequences(dtype)
-    # The extreme sequences are ordered by their ratio, so that the sequences of each part have the same ratio.
-    of_equal_ratio: list[dict[str, Tensor]] = [{} for _ in EXTREMES]
-    for name, tensor in extreme.items():
-        for part, rows in zip(of_equal_ratio, tensor.chunk(len(EXTREMES)), strict=True):
-            part[name] = rows
+    # All extreme sequences of one ratio follow each other, so that equal parts of them have one ratio each.
+    of_equal_ratio: dict[str, dict[str, Tensor]] = {}
+    rows_of_ratio = torch.arange(len(extreme["mask"])).chunk(len(EXTREMES))
+    for log_ratio, rows in zip(EXTREMES, rows_of_ratio, strict=True):
+        part = {name: tensor[rows] for name, tensor in extreme.items()}
+        of_equal_ratio[f"ratios that are all exp({float(log_ratio):g})"] = part
     single_token = torch.zeros_like(usual["mask"])
     single_token[1, 2] = True
     long_log_ratio = torch.sin(torch.arange(3000.0).double()).repeat(2, 1) / 2
@@ -205,7 +230,7 @@ def mini_batches(dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
         "an update that moves far": example(dtype, spread=3.0),
         "every ratio": every_ratio(dtype),
         "extreme sequences": extreme,
-        **{f"ratios that are all exp({float(x):g})": part for x, part in zip(EXTREMES, of_equal_ratio, strict=True)},
+        **of_equal_ratio,
         "long sequences": make_tokens(long_log_ratio, torch.tensor(-1.0), torch.tensor([[1.0], [-1.0]]), dtype),
         "A = 0 everywhere": usual | {"advantages": torch.zeros_like(usual["advantages"])},
         "a single token": usual | {"mask": single_token},

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-# A loss on the contract's few tokens takes milliseconds.
+# How long the fork may take. A loss on the contract's few tokens takes milliseconds.
 SECONDS = 60
 
 
@@ -29,7 +29,8 @@ def call_in_fork(function: Callable[[], list[float]]) -> list[float]:
         What the function returned.
 
     Raises:
-        NoAnswer: the platform has no fork, the function raised an error, or the fork did not answer in time.
+        NoAnswer: the platform has no fork, the function raised an error, or the fork ended without an answer or did not
+            answer in time.
     """
     if not hasattr(os, "fork"):
         raise NoAnswer("this platform cannot copy a process (fork)")
@@ -51,13 +52,14 @@ def call_in_fork(function: Callable[[], list[float]]) -> list[float]:
         receiver.close()
         process.kill()
         process.join()
+    # The text of an error, from `send_answer`.
     if isinstance(answer, str):
         raise NoAnswer(f"the loss could not be computed in a copy of the process: {answer}")
     return answer
 
 
 def send_answer(function: Callable[[], list[float]], sender: Connection) -> None:
-    """Send what the function returns or, if it raises an error, the error as text; runs in the fork."""
+    """Send what the function returns or, if it raises an error, the error as text. This runs in the fork."""
     # The fork has none of torch's worker threads, and a computation that waited for one would never end.
     torch.set_num_threads(1)
     try:

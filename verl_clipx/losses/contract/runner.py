@@ -11,7 +11,7 @@ from verl_clipx.losses.applying.user_method import find_method
 from verl_clipx.losses.contract import contract
 from verl_clipx.losses.methods import Method
 
-# What no check of the contract can find.
+# What no check of the contract can find. `clipx check-loss` prints it last.
 UNSEEN = (
     "Not seen: what changes after more calls, with the time, the environment or the tensors' layout in memory; narrow "
     "bands of the ratio or the probability; statistics that leave out late tokens; other weights on an accelerator or "
@@ -19,7 +19,7 @@ UNSEEN = (
     "size, for a stream or event of CUDA, and in copies that a library outside PyTorch makes."
 )
 
-# The remark about a weight that ignores the ratio: the sentence that does not hold, and why.
+# The remark about a weight that ignores the ratio: the sentence that does not hold of it, and the remark's text.
 FOLLOWS_THE_RATIO = "The weight follows the ratio of the current to the old policy."
 IGNORES_THE_RATIO = (
     "F is the same at every ratio, as in REINFORCE, so that nothing limits how far an update goes. If that isn't what "
@@ -73,7 +73,7 @@ def check_method(method: Method) -> Iterator[Checked]:
             computing = contract.the_loss_can_be_computed
             message = f"{find_place(method, failure)}{type(failure).__name__}: {failure}"
             if check is not computing:
-                message += f" This is what happened while checking: {name}"
+                message += f" It happened while this was checked: {name}"
             yield Checked(check=first_line(computing), outcome="failed", why=message)
             return
         if check is contract.weight_is_the_same_at_each_call and contract.ignores_the_ratio(method):
@@ -86,7 +86,7 @@ def first_line(check: Callable[[Method], None]) -> str:
 
 
 def find_place(method: Method, failure: BaseException) -> str:
-    """Return the file and line of a loss, followed by a colon and a blank; empty if they cannot be found.
+    """Return the file and line of a loss, followed by a colon and a space, or an empty text if they cannot be found.
 
     The line is the innermost one of the loss's file in the traceback or, if the traceback has none, the first line of
     the loss's definition.
