@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from verl_clipx.losses.applying.compiled import TokenFunctions, pad_to_parts, token_functions
 from verl_clipx.losses.applying.loss import token_statistics
 from verl_clipx.losses.base.tokens import Inputs
-from verl_clipx.losses.contract.contract import compiled_it_is_the_same
+from verl_clipx.losses.contract.contract import compiled_loss_is_the_same
 from verl_clipx.losses.methods import BUILT_IN, METHODS, Method
 from verl_clipx.losses.modifiers import AdvantageReweighting, FutureInfluence
 
@@ -172,7 +172,7 @@ def test_the_real_compilers_results(method, shaping):
     torch._dynamo.reset()
     token_functions.cache_clear()
     functions, eager = (token_functions(method, shaping, compiled=compiled) for compiled in (True, False))
-    compiled_it_is_the_same(method, shaping)
+    compiled_loss_is_the_same(method, shaping)
     inputs = micro_batch(method, 24, 53)
     whole = functions.statistics(inputs)
     assert_all_close(both(functions, inputs), both(eager, inputs))

@@ -376,7 +376,7 @@ WRONG = {
     (contract.metrics_keep_their_keys,): {
         "a summary that is infinite": summarise_spreads(last_over_first_or_infinite),
     },
-    (contract.compiled_it_is_the_same,): {
+    (contract.compiled_loss_is_the_same,): {
         "compiled it is another": make_method(lambda t, _: t.ratio * (2.0 if torch.compiler.is_compiling() else 1.0)),
     },
 }
@@ -468,7 +468,7 @@ def wrong_losses():
     parameters = []
     for checks, methods in WRONG.items():
         # A compilation takes seconds.
-        marks = [pytest.mark.slow] if contract.compiled_it_is_the_same in checks else []
+        marks = [pytest.mark.slow] if contract.compiled_loss_is_the_same in checks else []
         for name, method in methods.items():
             parameters.append(pytest.param(checks, method, id=name, marks=marks))
     return parameters

@@ -32,15 +32,22 @@ from verl_clipx.losses.contract.examples import (
     spoiled,
 )
 from verl_clipx.losses.contract.fresh import NoAnswer, call_in_fork
-from verl_clipx.losses.contract.without_values import COPIED, WithoutValues, first_sentence
+from verl_clipx.losses.contract.without_values import (
+    COPIES,
+    PRINTS,
+    SYNCHRONIZES,
+    Wait,
+    WithoutValues,
+    first_sentence,
+)
 from verl_clipx.losses.methods import Method
 from verl_clipx.losses.modifiers import AdvantageReweighting, Shaping
 
 
-def inputs_of(method: Method, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Select the tensors of a mini-batch with which a method's loss is called, by the names of `Inputs`."""
-    asked_for = ("log_prob", "old_log_prob", "advantages", "mask", *method.asks_for)
-    return {name: tensors[name] for name in asked_for}
+def select_inputs(method: Method, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return those tensors of a mini-batch that a method's loss is called with, by the names of `Inputs`."""
+    names = ("log_prob", "old_log_prob", "advantages", "mask", *method.asks_for)
+    return {name: tensors[name] for name in names}
 
 
 def evaluate(
@@ -51,11 +58,11 @@ def evaluate(
     Args:
         method: the method.
         statistics: the statistics from which the bounds follow; None: the statistics of these tokens.
-        shaping: what changes the advantages first; None: nothing.
+        shaping: what changes the advantages first; None: they stay as they are.
         tensors: the fields of `Inputs`.
 
     Returns:
-        What `apply` returns, with the statistics from which the bounds follow.
+        What `apply` returns. Its field `statistics` has the statistics from which the bounds follow, given or not.
     """
     inputs = Inputs(**tensors)
     if statistics is None:
@@ -79,7 +86,7 @@ def apply_and_differentiate(
         The applied method, as `evaluate` returns it, and the gradient of the summed loss with respect to log_prob,
         (sequences, length).
     """
-    inputs = inputs_of(method, tensors)
+    inputs = select_inputs(method, tensors)
     inputs["log_prob"] = inputs["log_prob"].clone().requires_grad_(True)
     result = evaluate(method, statistics=statistics, **inputs)
     per_token_loss(inputs["log_prob"], result.value, result.weighted).sum().backward()
@@ -93,7 +100,7 @@ def batches_to_try(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, di
         A mini-batch's name, its tensors, and the statistics from which the bounds follow; None: the statistics of the
         mini-batch itself.
     """
-    usual = evaluate(method, **inputs_of(method, example(dtype)))
+    usual = evaluate(method, **select_inputs(method, example(dtype)))
     # The ratios of these two mini-batches are chosen around the bounds of a usual mini-batch, so the bounds must follow
     # from the statistics of that mini-batch.
     yield "every ratio within the usual bounds", every_ratio(dtype), usual.statistics
@@ -120,24 +127,25 @@ def require(condition: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def require_none(wrong: Tensor, message: str, *tensors: Tensor) -> None:
+def require_none(wrong: Tensor, message: str, **tensors: Tensor) -> None:
     """Raise AssertionError if any token is wrong.
 
     Args:
-        wrong: bool, (sequences, length).
-        message: the message, with braces for one value of the first wrong token from each of the tensors, in order.
-        tensors: the tensors from which these values are taken, (sequences, length).
+        wrong: the wrong tokens, bool, (sequences, length).
+        message: the message. A field such as {weight:.3g} stands for the first wrong token's value in the tensor of
+            that name.
+        tensors: the tensors that the message names, (sequences, length).
     """
     if not bool(wrong.any()):
         return
-    values_of_first_wrong = [float(values[wrong][0]) for values in tensors]
-    raise AssertionError(message.format(*values_of_first_wrong))
+    values_of_first_wrong = {name: float(values[wrong][0]) for name, values in tensors.items()}
+    raise AssertionError(message.format(**values_of_first_wrong))
 
 
 def one_weight_per_token(method: Method) -> None:
     """The weight has one value per token, in the precision of the ratio."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        tensors = inputs_of(method, example(dtype))
+        tensors = select_inputs(method, example(dtype))
         # All tokens, the first sequence, and the first token of each.
         for rows, columns in ((slice(None), slice(None)), (slice(1), slice(None)), (slice(None), slice(1))):
             part = {}
@@ -160,8 +168,9 @@ def weight_is_the_same_at_each_call(method: Method) -> None:
     for call in range(2, 1001):
         with torch.set_grad_enabled(call % 2 == 0):
             weight = method.gradient_weight(result.tokens, result.bounds)
-        moved = result.tokens.mask & ~close(weight, result.weight)
-        require_none(moved, f"F goes from {{:.3g}} to {{:.3g}} at call {call}.", result.weight, weight)
+        has_changed = result.tokens.mask & ~close(weight, result.weight)
+        message = "F goes from {before:.3g} to {after:.3g} at call " + f"{call}."
+        require_none(has_changed, message, before=result.weight, after=weight)
 
 
 def gradient_is_weight_times_advantage(method: Method) -> None:
@@ -186,40 +195,49 @@ def finite_for_every_finite_input(method: Method) -> None:
         for batch, tensors, statistics in batches_to_try(method, dtype):
             result, actual = apply_and_differentiate(method, tensors, statistics)
             t = result.tokens
-            for what, values in (("F", result.weight), ("the loss", result.value), ("the gradient", actual)):
+            values_of_tokens = {"F": result.weight, "the loss": result.value, "the gradient": actual}
+            for subject, values in values_of_tokens.items():
                 wrong = t.mask & ~values.isfinite()
                 if bool(wrong.any()):
-                    raise AssertionError(not_finite(what, values, wrong, t))
+                    raise AssertionError(explain_not_finite(subject, values, wrong, t, dtype))
             decision = method.decide(result.statistics)
-            # Bounds, and what they follow from, may be infinite: they then bound nothing.
-            sums = {"a statistic": result.statistics, "a decision": decision.nan_to_num(posinf=0.0, neginf=0.0)}
-            for what, values in {**sums, **method.metrics(result.statistics, decision)}.items():
-                finite = bool(values.isfinite().all())
-                require(finite, f"{what} is not finite for {dtype} inputs: {batch}. {AVOID}")
+            values_of_batch = {
+                "a statistic": result.statistics,
+                # A decision may be infinite, because an infinite bound bounds nothing.
+                "a decision": decision.nan_to_num(posinf=0.0, neginf=0.0),
+                **method.metrics(result.statistics, decision),
+            }
+            for subject, values in values_of_batch.items():
+                is_finite = bool(values.isfinite().all())
+                require(is_finite, f"{subject} is not finite for {dtype} inputs: {batch}. {ADVICE_FINITE}")
 
 
-def not_finite(what: str, values: Tensor, wrong: Tensor, t: Tokens) -> str:
-    """Return the message about values that are not finite: for which token they are not, and what to do.
+def explain_not_finite(subject: str, values: Tensor, wrong: Tensor, t: Tokens, dtype: torch.dtype) -> str:
+    """Return the message about values that are not finite: at which token, and what to do.
 
     Args:
-        what: what the values are, as the beginning of the sentence.
-        values: of any shape that has one value per token, (sequences, length).
-        wrong: the tokens whose values are not finite; the message names the one with the log-ratio nearest to 0.
+        subject: the subject of the message's first sentence, such as "the gradient".
+        values: (sequences, length).
+        wrong: the tokens whose values are not finite, bool, (sequences, length). The message names the one whose
+            log-ratio is nearest to 0.
         t: the tokens.
+        dtype: the dtype of the inputs. The values and the tokens may have a wider one.
     """
     log_ratios = t.log_prob - t.old_log_prob
-    place = log_ratios.abs().where(wrong, torch.inf).argmin()
+    # In the flattened tensors.
+    index = log_ratios.abs().where(wrong, torch.inf).argmin()
 
-    def number_at_place(numbers: Tensor) -> float:
-        return float(numbers.detach().reshape(-1)[place])
+    def read_number(numbers: Tensor) -> float:
+        return float(numbers.detach().reshape(-1)[index])
 
-    log_ratio = number_at_place(log_ratios)
-    ratio = number_at_place(t.ratio)
-    advantage = number_at_place(t.advantages)
-    log_prob = number_at_place(t.log_prob)
+    value = read_number(values)
+    log_ratio = read_number(log_ratios)
+    ratio = read_number(t.ratio)
+    advantage = read_number(t.advantages)
+    log_prob = read_number(t.log_prob)
     return (
-        f"{what} is {number_at_place(values)} for {values.dtype} inputs where log_prob - old_log_prob is "
-        f"{log_ratio:g} (the ratio is {ratio:.3g}) and A = {advantage:.3g}, log_prob = {log_prob:.3g}. {AVOID}"
+        f"{subject} is {value} for {dtype} inputs where log_prob - old_log_prob is {log_ratio:g} (the ratio is "
+        f"{ratio:.3g}) and A = {advantage:.3g}, log_prob = {log_prob:.3g}. {ADVICE_FINITE}"
     )
 
 
@@ -227,7 +245,7 @@ def nothing_outside_the_mask_is_read(method: Method) -> None:
     """NaN and infinity outside the mask change nothing."""
     clean = example()
     with_junk = apply_and_differentiate(method, examples.with_junk(clean))
-    expect_same(apply_and_differentiate(method, clean), with_junk, "values outside the mask are read")
+    require_same(apply_and_differentiate(method, clean), with_junk, "values outside the mask are read")
 
 
 def order_of_sequences_does_not_matter(method: Method) -> None:
@@ -236,13 +254,16 @@ def order_of_sequences_does_not_matter(method: Method) -> None:
     inverse = order.argsort()
     for tensors in (example(), extreme_tokens(torch.float64)):
         usual = apply_and_differentiate(method, tensors)
-        result, actual = apply_and_differentiate(method, {name: tensor[order] for name, tensor in tensors.items()})
+        permuted = {name: tensor[order] for name, tensor in tensors.items()}
+        result, actual = apply_and_differentiate(method, permuted)
         # Back in the original order, so that they can be compared.
         restored = (result._replace(value=result.value[inverse]), actual[inverse])
-        expect_same(usual, restored, "the order of the sequences matters")
-        # The new numbers of the groups have another order, and other remainders.
-        renumbered = apply_and_differentiate(method, {**tensors, "group": 1000 - 2 * tensors["group"]})
-        expect_same(usual, renumbered, "the number that a group happens to have matters")
+        require_same(usual, restored, "the order of the sequences matters")
+        # The new numbers are in the opposite order, and all even, for a loss that reads the order or the remainders.
+        renumbered = {**tensors, "group": 1000 - 2 * tensors["group"]}
+        require_same(
+            usual, apply_and_differentiate(method, renumbered), "the number that a group happens to have matters"
+        )
 
 
 def padding_does_not_matter(method: Method) -> None:
@@ -256,7 +277,7 @@ def padding_does_not_matter(method: Method) -> None:
         result, actual = apply_and_differentiate(method, padded)
         require(bool(close(usual[0].statistics, result.statistics, 1e-12).all()), "the statistics count padding")
         without_padding = (result._replace(value=result.value[:-1, :-1000]), actual[:-1, :-1000])
-        expect_same(usual, without_padding, "padding matters")
+        require_same(usual, without_padding, "padding matters")
 
 
 def weight_does_not_depend_on_the_micro_batch(method: Method) -> None:
@@ -264,89 +285,121 @@ def weight_does_not_depend_on_the_micro_batch(method: Method) -> None:
     for dtype, tolerance in ROUNDING.items():
         usual = (example(dtype, spread=spread) for spread in (0.05, 0.5, 3.0))
         for tensors in (*usual, extreme_tokens(dtype), extreme_sequences(dtype), every_ratio(dtype)):
-            tensors = inputs_of(method, tensors)
-            whole = evaluate(method, **tensors)
-            message = MOVED.format("sequences of its micro-batch", DECLARE_BATCH)
-            for members in splits(len(whole.weight), into=(6, 2)):
-                for kept in members:
-                    micro_batch = {name: tensor[kept] for name, tensor in tensors.items()}
-                    before = whole.weight[kept]
-                    weight = evaluate(method, statistics=whole.statistics, **micro_batch).weight
-                    require_none(micro_batch["mask"] & ~close(weight, before, *tolerance), message, before, weight)
-            if method.by_sequence:
-                continue
-            message = MOVED.format("tokens of its sequence", DECLARE_SEQUENCE)
-            columns = torch.arange(whole.weight.shape[1])
-            for remainder in range(4):
-                fourth = {**tensors, "mask": tensors["mask"] & (columns % 4 == remainder)}
-                weight = evaluate(method, statistics=whole.statistics, **fourth).weight
-                require_none(fourth["mask"] & ~close(weight, whole.weight, *tolerance), message, whole.weight, weight)
+            inputs = select_inputs(method, tensors)
+            whole = evaluate(method, **inputs)
+            require_no_other_sequences(method, inputs, whole, tolerance)
+            if not method.by_sequence:
+                require_no_other_tokens(method, inputs, whole, tolerance)
 
 
-def splits(sequences: int, into: tuple[int, ...]) -> Iterator[Tensor]:
-    """Yield several splits of a mini-batch: which sequences each micro-batch has, bool, (micro-batches, sequences).
+def require_no_other_sequences(
+    method: Method, inputs: dict[str, Tensor], whole: Applied, tolerance: tuple[float, float]
+) -> None:
+    """Raise AssertionError if a token's weight changes when the mini-batch is split into micro-batches.
 
     Args:
-        sequences: the number of sequences in the mini-batch.
-        into: the numbers of micro-batches of neighbours that it is split into. One more split follows, into the
-            sequences at even positions and those at odd ones.
+        method: the method.
+        inputs: the tensors of the mini-batch that the method is called with.
+        whole: the method applied to the whole mini-batch.
+        tolerance: the relative and the absolute difference that are attributed to rounding.
     """
-    rows = torch.arange(sequences)
-    micro_batch_of_row = [rows * micro_batches // sequences for micro_batches in into]
-    micro_batch_of_row.append(rows % 2)
-    for numbers in micro_batch_of_row:
-        yield numbers == numbers.unique()[:, None]
+    message = f"{WEIGHT_MOVES} sequences of its micro-batch are taken away. {ADVICE_BATCH}"
+    for split in split_sequences(len(whole.weight), micro_batch_counts=(6, 2)):
+        for is_in_micro_batch in split:
+            micro_batch = {name: tensor[is_in_micro_batch] for name, tensor in inputs.items()}
+            before = whole.weight[is_in_micro_batch]
+            after = evaluate(method, statistics=whole.statistics, **micro_batch).weight
+            has_changed = micro_batch["mask"] & ~close(after, before, *tolerance)
+            require_none(has_changed, message, before=before, after=after)
+
+
+def require_no_other_tokens(
+    method: Method, inputs: dict[str, Tensor], whole: Applied, tolerance: tuple[float, float]
+) -> None:
+    """Raise AssertionError if a token's weight changes when only every fourth token of the sequences is left.
+
+    The arguments are as for `require_no_other_sequences`.
+    """
+    message = f"{WEIGHT_MOVES} tokens of its sequence are taken away. {ADVICE_SEQUENCE}"
+    columns = torch.arange(whole.weight.shape[1])
+    for remainder in range(4):
+        is_left = inputs["mask"] & (columns % 4 == remainder)
+        after = evaluate(method, statistics=whole.statistics, **{**inputs, "mask": is_left}).weight
+        has_changed = is_left & ~close(after, whole.weight, *tolerance)
+        require_none(has_changed, message, before=whole.weight, after=after)
+
+
+def split_sequences(sequence_count: int, micro_batch_counts: tuple[int, ...]) -> Iterator[Tensor]:
+    """Yield several splits of a mini-batch into micro-batches.
+
+    Args:
+        sequence_count: the number of sequences in the mini-batch.
+        micro_batch_counts: for each of these numbers there is a split into so many micro-batches of neighbouring
+            sequences. One more split separates the sequences at even positions from those at odd ones.
+
+    Yields:
+        A split: the sequences that each micro-batch has, bool, (micro-batches, sequences).
+    """
+    row = torch.arange(sequence_count)
+    micro_batch_of_row_in_splits = [row * count // sequence_count for count in micro_batch_counts]
+    micro_batch_of_row_in_splits.append(row % 2)
+    for micro_batch_of_row in micro_batch_of_row_in_splits:
+        micro_batch = micro_batch_of_row.unique()[:, None]
+        yield micro_batch_of_row == micro_batch
 
 
 def inputs_stay_unchanged(method: Method) -> None:
     """No tensor that the method is given is written to."""
     for dtype in ROUNDING:
         for tensors in (example(dtype), extreme_tokens(dtype), every_ratio(dtype)):
-            inputs = Inputs(**inputs_of(method, tensors))
+            inputs = Inputs(**select_inputs(method, tensors))
             t = make_shaped_tokens(method, None, inputs)
-            first = without_writes(method, "statistics", t)
-            statistics = torch.cat([first, without_writes(method, "second_statistics", t, first)])
-            decision = without_writes(method, "decide", statistics)
-            without_writes(method, "metrics", statistics, decision)
-            bounds = without_writes(method, "bounds", t, decision)
-            without_writes(method, "bounded", t)
-            weight = without_writes(method, "gradient_weight", t, bounds)
-            without_writes(method, "gradient", t, bounds, weight)
-            without_writes(method, "loss_value", t, bounds, weight)
+            first = call_without_writes(method, "statistics", t)
+            second = call_without_writes(method, "second_statistics", t, first)
+            statistics = torch.cat([first, second])
+            decision = call_without_writes(method, "decide", statistics)
+            call_without_writes(method, "metrics", statistics, decision)
+            bounds = call_without_writes(method, "bounds", t, decision)
+            call_without_writes(method, "bounded", t)
+            weight = call_without_writes(method, "gradient_weight", t, bounds)
+            call_without_writes(method, "gradient", t, bounds, weight)
+            call_without_writes(method, "loss_value", t, bounds, weight)
 
 
-def without_writes(method: Method, called: str, *given: Any) -> Any:
+def call_without_writes(method: Method, function_name: str, *arguments: Any) -> Any:
     """Call one of a method's functions, and return what it returns.
 
     Args:
         method: the method.
-        called: the name of its function.
-        given: the function's arguments, tensors or named tuples of them.
+        function_name: the name of its function.
+        arguments: the function's arguments: tensors, or named tuples of tensors, numbers and None.
 
     Raises:
         AssertionError: the function wrote to one of the tensors; the message names the function and the tensor.
     """
-    function = getattr(method, called)
-    tensors = {}
-    for name, part in zip(inspect.signature(function).parameters, given, strict=True):
-        if isinstance(part, tuple):
-            tensors.update(part._asdict())
+    function = getattr(method, function_name)
+    values_by_name = {}
+    for name, argument in zip(inspect.signature(function).parameters, arguments, strict=True):
+        if isinstance(argument, tuple):
+            values_by_name.update(argument._asdict())
         else:
-            tensors[name] = part
-    # Values too, because a write through .data is not counted in a tensor's version.
-    before = {name: (tensor._version, tensor.clone()) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
-    result = function(*given)
-    for name, (version, values) in before.items():
-        is_unchanged = tensors[name]._version == version and bool(close(tensors[name], values).all())
+            values_by_name[name] = argument
+    tensors = {name: value for name, value in values_by_name.items() if isinstance(value, Tensor)}
+    versions = {name: tensor._version for name, tensor in tensors.items()}
+    # Copies too, because a write through .data is not counted in a tensor's version.
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    result = function(*arguments)
+    for name, tensor in tensors.items():
+        is_unchanged = tensor._version == versions[name] and bool(close(tensor, copies[name]).all())
         message = (
-            f"{name} was written to by {called}, so what is logged would not be what was trained. "
+            f"{name} was written to by {function_name}, so what is logged would not be what was trained. "
             f"Write {name}.clamp(…) instead of {name}.clamp_(…), and no assignment to its entries."
         )
         require(is_unchanged, message)
     return result
 
 
-def expect_same(first: tuple[Applied, Tensor], second: tuple[Applied, Tensor], message: str) -> None:
+def require_same(first: tuple[Applied, Tensor], second: tuple[Applied, Tensor], message: str) -> None:
     """Raise AssertionError unless losses and gradients agree to 1e-12, and sums of statistics to 1e-9.
 
     Args:
@@ -365,7 +418,7 @@ def not_finite_inside_the_mask_reaches_the_gradient(method: Method) -> None:
     clean, _ = apply_and_differentiate(method, example())
     for case, tensors in spoiled(method, torch.float64):
         # Bounds that follow from the spoiled tokens, then bounds that follow from clean ones.
-        for origin, statistics in (("its own", None), ("given", clean.statistics)):
+        for origin, statistics in {"its own": None, "given": clean.statistics}.items():
             result, actual = apply_and_differentiate(method, tensors, statistics)
             require_not_finite(f"{case}, statistics {origin}", result.value, actual)
 
@@ -374,8 +427,14 @@ class NotChecked(Exception):
     """A check could not be made; the message says why."""
 
 
-def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None = None) -> None:
-    """Compiled, as on an accelerator, it is the same loss: NaN and infinity reach it from inside the mask alone."""
+def compiled_loss_is_the_same(method: Method, shaping: AdvantageReweighting | None = None) -> None:
+    """The compiled loss, as on accelerators, is the same, and NaN and infinity reach it only from inside the mask.
+
+    Args:
+        method: the method.
+        shaping: what changes the advantages first; None: they stay as they are. With shaping, the compiled loss is not
+            compared with the uncompiled one.
+    """
     functions = token_functions(method, shaping, compiled=True)
 
     def compute_loss(tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -385,29 +444,33 @@ def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None
             tensors: the tensors of a mini-batch.
             statistics: the statistics from which the bounds follow; None: the statistics of these tokens.
         """
-        inputs = Inputs(**inputs_of(method, tensors))
+        inputs = Inputs(**select_inputs(method, tensors))
         if statistics is None:
             statistics = functions.statistics(inputs)
         value, weighted, _ = functions.loss(inputs, method.decide(statistics))
         return value, -weighted
 
     clean = example(torch.float32)
-    clean_statistics = functions.statistics(Inputs(**inputs_of(method, clean)))
+    clean_statistics = functions.statistics(Inputs(**select_inputs(method, clean)))
     clean_loss = compute_loss(clean, clean_statistics)
     if not functions.compiled:
         raise NotChecked("the compiler is missing or failed, as the warning says; the loss then trains uncompiled")
     for case, tensors in spoiled(method, torch.float32):
-        for origin, statistics in (("its own", None), ("given", clean_statistics)):
-            require_not_finite(f"compiled, {case}, statistics {origin}", *compute_loss(tensors, statistics))
-    for without_junk, with_junk in zip(clean_loss, compute_loss(examples.with_junk(clean)), strict=True):
+        for origin, statistics in {"its own": None, "given": clean_statistics}.items():
+            loss, gradient = compute_loss(tensors, statistics)
+            require_not_finite(f"compiled, {case}, statistics {origin}", loss, gradient)
+    loss_with_junk = compute_loss(examples.with_junk(clean))
+    # In each pair, the loss is compared first, and then the gradient.
+    for without_junk, with_junk in zip(clean_loss, loss_with_junk, strict=True):
         require(torch.equal(without_junk, with_junk), "compiled, values outside the mask are read")
         require(bool(without_junk.isfinite().all()), "compiled, a loss or a gradient is not finite")
     if shaping is not None:
-        # The uncompiled loss below is computed without shaping.
+        # `apply_and_differentiate` takes no shaping.
         return
     uncompiled, actual = apply_and_differentiate(method, clean, clean_statistics)
     for compiled, usual in zip(clean_loss, (uncompiled.value, actual), strict=True):
-        require(bool(close(compiled, usual.detach(), *ROUNDING[torch.float32]).all()), "compiled, it is another loss")
+        is_same = close(compiled, usual.detach(), *ROUNDING[torch.float32])
+        require(bool(is_same.all()), "compiled, it is another loss")
 
 
 def require_not_finite(case: str, loss: Tensor, gradients: Tensor) -> None:
@@ -416,35 +479,44 @@ def require_not_finite(case: str, loss: Tensor, gradients: Tensor) -> None:
     require(not bool(gradients[SPOILED].isfinite()), f"{case}: the gradient is finite")
 
 
+# The log-probabilities between which the weight at ratio 1 has to be above 0. Where a method raises a small probability
+# to a power, the weight may underflow to 0. A token of a probability of almost 1 has almost no gradient.
+LEAST_JUDGED = -30.0
+MOST_JUDGED = -1e-4
+
+
 def weight_is_positive_at_ratio_1(method: Method) -> None:
-    """At ratio 1 the weight of every token with A other than 0 is above 0, so what did well becomes likelier."""
+    """At ratio 1, F is above 0 where A is not 0: tokens with A > 0 become likelier, those with A < 0 less likely.
+
+    Tokens with a probability of almost 0 or almost 1 are not judged.
+    """
+    message = "F is {weight:.3g} at ratio 1 for a token with A = {advantage:.3g}, not above 0. " + ADVICE_WEIGHT
     for dtype in ROUNDING:
         for tensors in (example(dtype), extreme_tokens(dtype), every_ratio(dtype)):
-            old = tensors["old_log_prob"]
-            tensors["log_prob"] = old
-            tensors["rollout_log_prob"] = old
-            # A token of probability 1 has no gradient, and the weight of one of exp(-100) may underflow in a power.
-            is_judged = tensors["mask"] & (tensors["advantages"] != 0) & (old > -30) & (old < -1e-4)
+            log_prob = tensors["old_log_prob"]
+            tensors["log_prob"] = log_prob
+            tensors["rollout_log_prob"] = log_prob
+            is_of_usual_probability = (log_prob > LEAST_JUDGED) & (log_prob < MOST_JUDGED)
+            is_judged = tensors["mask"] & (tensors["advantages"] != 0) & is_of_usual_probability
             for sign in (1, -1):
-                signed = {**tensors, "advantages": sign * tensors["advantages"]}
-                result, _ = apply_and_differentiate(method, signed)
-                weight = result.weight
-                message = f"F is {{:.3g}} at ratio 1 for a token with A = {{:.3g}}, not above 0. {RETURN_F}"
-                require_none(is_judged & (weight <= 0), message, weight, signed["advantages"])
+                advantages = sign * tensors["advantages"]
+                result, _ = apply_and_differentiate(method, {**tensors, "advantages": advantages})
+                is_wrong = is_judged & (result.weight <= 0)
+                require_none(is_wrong, message, weight=result.weight, advantage=advantages)
 
 
 def weight_is_nowhere_negative(method: Method) -> None:
     """The weight is below 0 at no ratio, so no token is pushed against its advantage."""
-    for dtype in ROUNDING:
+    message = "F is {weight:.3g} at ratio {ratio:.4g} for a token with A = {advantage:.3g}, below 0. " + ADVICE_WEIGHT
+    for dtype, (_, absolute_tolerance) in ROUNDING.items():
         for _, tensors, statistics in batches_to_try(method, dtype):
             result, _ = apply_and_differentiate(method, tensors, statistics)
-            _, atol = ROUNDING[dtype]
-            wrong = tensors["mask"] & (result.weight < -atol)
+            t = result.tokens
+            is_wrong = tensors["mask"] & (result.weight < -absolute_tolerance)
             # The message names the wrong token whose ratio is nearest to 1.
-            distance = result.tokens.log_ratio.abs().where(wrong, torch.inf)
-            nearest = wrong & (distance == distance.amin())
-            message = f"F is {{:.3g}} at ratio {{:.4g}} for a token with A = {{:.3g}}, below 0. {RETURN_F}"
-            require_none(nearest, message, result.weight, result.tokens.ratio, result.tokens.advantages)
+            distance = t.log_ratio.abs().where(is_wrong, torch.inf)
+            is_nearest = is_wrong & (distance == distance.amin())
+            require_none(is_nearest, message, weight=result.weight, ratio=t.ratio, advantage=t.advantages)
 
 
 # What is added to log-probabilities, in nats. The shifts are so many that a weight which follows the ratio anywhere
@@ -453,21 +525,24 @@ SHIFTS = (-3.0, -1.0, -0.3, -0.1, -0.03, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
 def ignores_the_ratio(method: Method) -> bool:
-    """Return whether the weight stays the same when only the current, or only the old log-probabilities change.
+    """Return whether the weight stays the same when only the current or only the old log-probabilities change.
 
     Such a method is no mistake by itself: REINFORCE's weight is 1. But nothing limits how far an update goes.
     """
     tensors = example(torch.float64)
-    usual = evaluate(method, **inputs_of(method, tensors))
+    usual = evaluate(method, **select_inputs(method, tensors))
 
     def weight_changes(*names: str) -> bool:
         """Return whether any shift of the log-probabilities of these names changes the weight of a token."""
+        # A different factor at each token, so that the mean over a sequence changes too.
+        factors = torch.linspace(0.5, 1.5, tensors["log_prob"].numel(), dtype=torch.float64)
+        factors = factors.view_as(tensors["log_prob"])
         for shift in SHIFTS:
-            # By a different amount at each token, so that the mean over a sequence changes too.
-            steps = shift * torch.linspace(0.5, 1.5, tensors["log_prob"].numel(), dtype=torch.float64)
-            moved = {name: (tensors[name] + steps.view_as(tensors[name])).clamp(max=-1e-3) for name in names}
-            weight = evaluate(method, usual.statistics, **inputs_of(method, {**tensors, **moved})).weight
-            if not bool(close(weight, usual.weight, *ROUNDING[torch.float64])[tensors["mask"]].all()):
+            moved = {name: (tensors[name] + shift * factors).clamp(max=-1e-3) for name in names}
+            inputs = select_inputs(method, {**tensors, **moved})
+            weight = evaluate(method, statistics=usual.statistics, **inputs).weight
+            is_same = close(weight, usual.weight, *ROUNDING[torch.float64])
+            if not bool(is_same[tensors["mask"]].all()):
                 return True
         return False
 
@@ -480,18 +555,22 @@ def weight_does_not_depend_on_the_size_of_advantages(method: Method) -> None:
     for dtype in ROUNDING:
         usual = example(dtype)
         ratios = every_ratio(dtype)
-        of_sign = {**ratios, "advantages": ratios["advantages"].sign()}
-        for tensors, factors in ((usual, (0.25, 4.0, 0.001, 0.03, 30.0, 1e3)), (of_sign, (0.25, 0.003, 1e3))):
-            result, _ = apply_and_differentiate(method, tensors)
-            before = result.weight
+        with_unit_advantages = {**ratios, "advantages": ratios["advantages"].sign()}
+        factors_to_try = (
+            (usual, (0.25, 4.0, 0.001, 0.03, 30.0, 1e3)),
+            (with_unit_advantages, (0.25, 0.003, 1e3)),
+        )
+        for tensors, factors in factors_to_try:
+            before, _ = apply_and_differentiate(method, tensors)
             for factor in factors:
                 multiplied = {**tensors, "advantages": factor * tensors["advantages"]}
-                result, _ = apply_and_differentiate(method, multiplied)
-                weight = result.weight
+                after, _ = apply_and_differentiate(method, multiplied)
                 # To 1e-3, because a weight may use A / (|A| + 1e-6) for the sign of A.
-                moved = tensors["mask"] & ~close(weight, before, 1e-3, 1e-9)
-                message = f"F goes from {{:.3g}} to {{:.3g}} when A is multiplied by {factor:g}. {RETURN_F}"
-                require_none(moved, message, before, weight)
+                has_changed = tensors["mask"] & ~close(after.weight, before.weight, 1e-3, 1e-9)
+                message = (
+                    "F goes from {before:.3g} to {after:.3g} when A is multiplied by " + f"{factor:g}. {ADVICE_WEIGHT}"
+                )
+                require_none(has_changed, message, before=before.weight, after=after.weight)
 
 
 def statistics_are_the_same_each_time(method: Method) -> None:
@@ -499,14 +578,16 @@ def statistics_are_the_same_each_time(method: Method) -> None:
     size = method.statistics_size + method.second_statistics_size
     mini_batches = [tensors for dtype in ROUNDING for tensors in examples.mini_batches(dtype).values()]
     for tensors in mini_batches:
-        inputs = Inputs(**inputs_of(method, tensors))
+        inputs = Inputs(**select_inputs(method, tensors))
         first = token_statistics(method, None, inputs)
         with torch.no_grad():
             second = token_statistics(method, None, inputs)
-        require(tuple(first.shape) == (size,), f"statistics of shape {tuple(first.shape)}")
+        shape = tuple(first.shape)
+        require(shape == (size,), f"the statistics have shape {shape}, but the class declares {(size,)}")
         require(first.dtype == torch.float64, f"the statistics are {first.dtype}, use float64")
         require(bool(close(first, second).all()), "the statistics of the same tokens differ")
-        require(not bool((first[method.never_negative] < 0).any()), "statistics are below 0 that never_negative names")
+        is_negative = first[method.never_negative] < 0
+        require(not bool(is_negative.any()), "a statistic that never_negative names is below 0")
         decision = method.decide(first)
         wrong_decision = f"the decision is {decision.dtype} with {decision.ndim} dimensions, use a float64 vector"
         require(decision.ndim == 1 and decision.dtype == torch.float64, wrong_decision)
@@ -516,18 +597,19 @@ def statistics_add_up_over_any_split(method: Method) -> None:
     """Statistics and bounds are the same however the sequences are split, groups of one prompt included."""
     mini_batches = [make(dtype) for dtype in ROUNDING for make in (example, extreme_tokens, every_ratio)]
     for tensors in mini_batches:
-        tensors = inputs_of(method, tensors)
+        tensors = select_inputs(method, tensors)
         whole = evaluate(method, **tensors)
-        for members in splits(len(tensors["mask"]), into=(6, 2, 3)):
+        for split in split_sequences(len(tensors["mask"]), micro_batch_counts=(6, 2, 3)):
             micro_batches = []
-            for kept in members:
-                micro_batches.append(Inputs(**{name: tensor[kept] for name, tensor in tensors.items()}))
+            for is_in_micro_batch in split:
+                inputs = Inputs(**{name: tensor[is_in_micro_batch] for name, tensor in tensors.items()})
+                micro_batches.append(inputs)
             # The first stage is summed over the micro-batches before the second stage is computed from it.
             first = sum(token_statistics(method, None, inputs)[: method.statistics_size] for inputs in micro_batches)
-            of_split = sum(token_statistics(method, None, inputs, first) for inputs in micro_batches)
-            add_up = bool(close(of_split, whole.statistics, 1e-9, 1e-9).all())
+            statistics_of_split = sum(token_statistics(method, None, inputs, first) for inputs in micro_batches)
+            add_up = bool(close(statistics_of_split, whole.statistics, 1e-9, 1e-9).all())
             require(add_up, "the statistics do not add up over a split")
-            bounds_of_split = evaluate(method, statistics=of_split, **tensors).bounds
+            bounds_of_split = evaluate(method, statistics=statistics_of_split, **tensors).bounds
             for bound, bound_of_split in zip(whole.bounds, bounds_of_split, strict=True):
                 before = torch.as_tensor(bound, dtype=torch.float64)
                 after = torch.as_tensor(bound_of_split, dtype=torch.float64)
@@ -536,8 +618,8 @@ def statistics_add_up_over_any_split(method: Method) -> None:
 
 def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:
     """Tokens that do not count, such as those of Lopti's other pass, change no statistics."""
-    tensors = inputs_of(method, example(seed=0))
-    other = inputs_of(method, example(seed=1))
+    tensors = select_inputs(method, example(seed=0))
+    other = select_inputs(method, example(seed=1))
     counted = (torch.arange(tensors["mask"].shape[1]) % 2 == 0).expand_as(tensors["mask"])
     # The same tokens where they count, and another example's tokens elsewhere.
     others_elsewhere = dict(tensors)
@@ -552,33 +634,54 @@ def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:
 
 
 def metrics_keep_their_keys(method: Method) -> None:
-    """The metrics are those that the class declares, with the same keys whatever the data and the number of updates."""
-    for message in wrong_names(method.logs, METRICS):
-        require(False, message)
+    """`metrics` has the same keys whatever the data, and `metrics` and `over_updates` return only declared names."""
+    mistakes = list(wrong_names(method.logs, METRICS))
+    require(not mistakes, "\n".join(mistakes))
     usual = example()
-    first_update = {**usual, "log_prob": usual["old_log_prob"]}
-    empty = {**usual, "mask": usual["mask"] & False}
-    metrics_of_batches = []
-    for tensors in (first_update, usual, empty):
-        statistics = token_statistics(method, None, Inputs(**inputs_of(method, tensors)))
-        values = {}
-        for _, members in find_declarations(method, method.metrics(statistics, method.decide(statistics))):
-            values.update(members)
-        metrics_of_batches.append(values)
-    keys = [list(members) for members in metrics_of_batches]
-    require(keys[0] == keys[1] == keys[2], f"the keys depend on the data: {keys[1]}, {keys[2]}")
-    of_rollout_batch = [re.compile(metric.pattern) for metric in method.logs if metric.over is Over.ROLLOUT_BATCH]
-    for updates in (
-        metrics_of_batches[:1],
-        metrics_of_batches[1:],
-        metrics_of_batches[:2],
-        [*metrics_of_batches, *metrics_of_batches],
-    ):
-        of_updates = {name: [float(update[name]) for update in updates] for name in keys[0]}
-        for name, value in method.over_updates(of_updates).items():
-            undeclared = f"over_updates returns {[name]}, which logs does not declare: add of_rollout_batch"
-            require(any(pattern.fullmatch(f"clipx/{name}") for pattern in of_rollout_batch), undeclared)
-            require(math.isfinite(value), f"over_updates returns {name}={value} for {len(updates)} updates. {AVOID}")
+    at_ratio_1 = compute_declared_metrics(method, {**usual, "log_prob": usual["old_log_prob"]})
+    at_usual_ratios = compute_declared_metrics(method, usual)
+    without_tokens = compute_declared_metrics(method, {**usual, "mask": torch.zeros_like(usual["mask"])})
+    require(
+        list(at_ratio_1) == list(at_usual_ratios) == list(without_tokens),
+        f"the keys depend on the data, or their order does: {list(at_ratio_1)} if every ratio is 1, "
+        f"{list(at_usual_ratios)} for other ratios, {list(without_tokens)} without tokens",
+    )
+    # One update, two, and more; an update without tokens is among them.
+    require_declared_summaries(method, [at_ratio_1])
+    require_declared_summaries(method, [at_usual_ratios, without_tokens])
+    require_declared_summaries(method, [at_ratio_1, at_usual_ratios])
+    require_declared_summaries(method, 2 * [at_ratio_1, at_usual_ratios, without_tokens])
+
+
+def compute_declared_metrics(method: Method, tensors: dict[str, Tensor]) -> dict[str, float]:
+    """Return what a method's `metrics` makes of a mini-batch, by the names of the metrics and of a family's members.
+
+    Raises:
+        ValueError: the method does not declare one of the metrics, or declares it differently.
+    """
+    statistics = token_statistics(method, None, Inputs(**select_inputs(method, tensors)))
+    values = {}
+    for _, members in find_declarations(method, method.metrics(statistics, method.decide(statistics))):
+        for name, value in members.items():
+            values[name] = float(value)
+    return values
+
+
+def require_declared_summaries(method: Method, metrics_of_updates: list[dict[str, float]]) -> None:
+    """Raise AssertionError if `over_updates` returns an undeclared name, or a value that is not finite.
+
+    Args:
+        method: the method.
+        metrics_of_updates: what `compute_declared_metrics` returns for each update of a rollout batch.
+    """
+    declared = [re.compile(metric.pattern) for metric in method.logs if metric.over is Over.ROLLOUT_BATCH]
+    values_by_name = {name: [metrics[name] for metrics in metrics_of_updates] for name in metrics_of_updates[0]}
+    for name, value in method.over_updates(values_by_name).items():
+        is_declared = any(pattern.fullmatch(f"clipx/{name}") for pattern in declared)
+        require(is_declared, f"over_updates returns {name!r}, which logs does not declare: add of_rollout_batch")
+        update_count = len(metrics_of_updates)
+        message = f"over_updates returns {name}={value} for {update_count} updates. {ADVICE_FINITE}"
+        require(math.isfinite(value), message)
 
 
 def the_loss_can_be_computed(method: Method) -> None:
@@ -619,7 +722,7 @@ def earlier_batches_do_not_matter(method: Method) -> None:
 
 def no_value_is_read_on_the_host(method: Method) -> None:
     """Nothing waits for an accelerator: the formulas run on tensors that have no values."""
-    usual = inputs_of(method, example(torch.float32))
+    usual = select_inputs(method, example(torch.float32))
     # Tensors without values take no memory, however large they are.
     batches = [without_values(usual, size) for size in (None, *LARGE)]
     for batch in batches:
@@ -670,11 +773,12 @@ def run_without_values(method: Method, tensors: Mapping[str, Tensor], *, acceler
             token_loss(method, None, Inputs(**tensors), decision)
     except Exception as error:
         failure = error
-    # A read is reported before any other failure, because the loss may catch the error of the read, and because the
+    # A wait is reported before any other failure, because the loss may catch the error of the wait, and because the
     # other failure may follow from it.
-    if mode.first_read is not None:
+    wait = mode.first_wait
+    if wait is not None:
         # The traceback is kept, because it contains the line of the loss.
-        raise AssertionError(explain_read(mode.first_read)).with_traceback(mode.first_read.__traceback__) from None
+        raise AssertionError(explain_wait(wait)).with_traceback(wait.__traceback__) from None
     if failure is None:
         return
     if accelerator:
@@ -682,44 +786,58 @@ def run_without_values(method: Method, tensors: Mapping[str, Tensor], *, acceler
     raise failure
 
 
-def explain_read(error: Exception) -> str:
-    """Return the message about an error that a tensor without values raised when it was read: what to write instead."""
+def explain_wait(error: Exception) -> str:
+    """Return the message about something that would wait for an accelerator, with what to write instead.
+
+    Args:
+        error: what `WithoutValues` keeps as `first_wait`.
+    """
     message = first_sentence(error)
+    if isinstance(error, Wait):
+        return f"{ADVICE_BY_WAIT[message]} The check saw: {message}"
     # PyTorch says "expected device" where tensors of two devices meet.
-    is_made_on_the_host = "expected device" in message or message == COPIED
-    advice = ON_THE_DEVICE if is_made_on_the_host else KEEP_TENSORS
+    advice = ADVICE_DEVICE if "expected device" in message else ADVICE_VALUES
     return f"{advice} PyTorch said: {message}"
 
 
-RETURN_F = (
+# The ends of the messages above, which say what to do.
+ADVICE_WEIGHT = (
     "Return the gradient weight F (for GRPO: the ratio), not a loss: the gradient is F*A, and the plugin multiplies by "
     "A. If such a weight is intended, set unconstrained_weight=True."
 )
 
-AVOID = (
+ADVICE_FINITE = (
     "Clamp what goes into an exponential, a logarithm, a power or a division, and avoid 0 times infinity. t.ratio is "
     "clamped unless log_ratio_clamp is null or a function has that parameter, t.free_ratio is not."
 )
 
-MOVED = "F of a token goes from {{:.3g}} to {{:.3g}} when other {} are taken away. {}"
+# The beginning of a message; `require_none` fills in the braces.
+WEIGHT_MOVES = "F of a token goes from {before:.3g} to {after:.3g} when other"
 
-DECLARE_BATCH = (
+ADVICE_BATCH = (
     "It depends on how verl divides the batch, which is a matter of memory. Use statistics, which are summed over the "
     "mini-batch. If the weight is meant to depend on it, set by_batch=True."
 )
 
-DECLARE_SEQUENCE = "A method that looks at a token's whole sequence sets by_sequence=True."
+ADVICE_SEQUENCE = "A method that looks at a token's whole sequence sets by_sequence=True."
 
-KEEP_TENSORS = (
+ADVICE_VALUES = (
     "a tensor's value is read on the host, for which an accelerator has to wait, or a shape depends on values. Keep it "
     "a tensor: write torch.where(condition, a, b) instead of `if` or an index by a mask, torch.minimum instead of min, "
     "and no .item(), float(…), .tolist() or print."
 )
 
-ON_THE_DEVICE = (
+ADVICE_DEVICE = (
     "a tensor is made on another device than the ratio's, or copied there. Make it there, for example with "
     "torch.zeros_like(ratio) or torch.full((), 0.5, device=ratio.device)."
 )
+
+# From what `WithoutValues` refuses by itself to what to do.
+ADVICE_BY_WAIT = {
+    COPIES: ADVICE_DEVICE,
+    PRINTS: ADVICE_VALUES,
+    SYNCHRONIZES: "the loss waits for everything that the accelerator has to do. Remove the call that waits.",
+}
 
 CHECKS: tuple[Callable[[Method], None], ...] = (
     # First, because it needs a process in which the checks have not called the loss yet. A loss that was called before
@@ -747,7 +865,7 @@ CHECKS: tuple[Callable[[Method], None], ...] = (
 )
 
 # The checks that compile the loss and its statistics, which takes seconds.
-COMPILED_CHECKS: tuple[Callable[[Method], None], ...] = (compiled_it_is_the_same,)
+COMPILED_CHECKS: tuple[Callable[[Method], None], ...] = (compiled_loss_is_the_same,)
 
 
 # From each check to the flags that a method may set to be free of it.
