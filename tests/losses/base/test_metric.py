@@ -33,4 +33,4 @@ def test_metrics_with_keys_of_their_own_are_not():
     assert not [sentence for sentence in wrong_names(own[:-1], METRICS)]
     assert not list(wrong_names(own[-1:], METRICS))
     # And none can have the key of a sum.
-    assert not [key for key in (*metrics.SUM_KEYS, *metrics.AGE_SUMS) if key.startswith("clipx/")]
+    assert not [key for key in (*metrics.SUM_NAME_BY_KEY, *metrics.AGE_KEY_BY_SUM_KEY) if key.startswith("clipx/")]

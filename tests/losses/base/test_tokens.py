@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from verl_clipx.losses.base.tokens import OPTIONAL, Inputs, compute_dtype, tokens_of
+from verl_clipx.losses.base.tokens import OPTIONAL, Inputs, compute_dtype, prepare_tokens
 
 
 def tokens(log_prob, old_log_prob=None, clamp=20.0, **given):
     """Tokens of one advantage, all inside the mask."""
     old_log_prob = torch.zeros_like(log_prob) if old_log_prob is None else old_log_prob
     given = {"advantages": torch.ones_like(log_prob), "mask": torch.ones_like(log_prob, dtype=torch.bool), **given}
-    return tokens_of(Inputs(log_prob, old_log_prob, **given), clamp)
+    return prepare_tokens(Inputs(log_prob, old_log_prob, **given), clamp)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

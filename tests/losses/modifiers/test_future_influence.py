@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from verl_clipx.losses.base.tokens import Inputs, tokens_of
+from verl_clipx.losses.base.tokens import Inputs, prepare_tokens
 from verl_clipx.losses.modifiers.future_influence import FutureInfluence
 
 GOLDEN = numpy.load(Path(__file__).with_name("golden") / "fipo.npz")
@@ -20,7 +20,7 @@ def tokens(log_ratios, advantages, mask=None):
     """Tokens with these log-ratios, (sequences, length), in float64."""
     log_prob = torch.tensor(log_ratios, dtype=torch.float64)
     mask = torch.ones_like(log_prob, dtype=torch.bool) if mask is None else torch.tensor(mask)
-    return tokens_of(
+    return prepare_tokens(
         Inputs(log_prob, torch.zeros_like(log_prob), torch.tensor(advantages, dtype=torch.float64), mask), None
     )
 
@@ -56,7 +56,7 @@ def test_tokens_outside_the_mask_and_of_other_sequences_have_no_influence():
 def test_weights_are_those_of_ms_swift(name, parameters):
     given = {key: torch.from_numpy(GOLDEN[key]) for key in ("log_prob", "old_log_prob", "advantages", "mask")}
     given["log_prob"].requires_grad_()
-    shaped = FutureInfluence(**parameters).advantages(tokens_of(Inputs(**given), None))
+    shaped = FutureInfluence(**parameters).advantages(prepare_tokens(Inputs(**given), None))
     assert not shaped.requires_grad
     expected = torch.from_numpy(GOLDEN[name]) * given["advantages"]
     assert_close(shaped, expected, rtol=1e-12, atol=1e-14)

@@ -9,7 +9,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from verl_clipx.losses.applying.metrics import token_sums
 from verl_clipx.losses.base.method import Bounds, Method
-from verl_clipx.losses.base.tokens import OPTIONAL, Inputs, Tokens, tokens_of
+from verl_clipx.losses.base.tokens import OPTIONAL, Inputs, Tokens, prepare_tokens
 from verl_clipx.losses.modifiers import Shaping
 
 
@@ -87,11 +87,11 @@ class TokenLoss(NamedTuple):
 
 
 def make_shaped_tokens(method: Method, shaping: Shaping | None, inputs: Inputs) -> Tokens:
-    """Return the tokens of a micro-batch as `tokens_of` makes them, with the advantages that `shaping` computes.
+    """Return the tokens of a micro-batch as `prepare_tokens` makes them, with the advantages that `shaping` computes.
 
     Without shaping (None), the advantages stay as they are.
     """
-    t = tokens_of(inputs, method.log_ratio_clamp)
+    t = prepare_tokens(inputs, method.log_ratio_clamp)
     if shaping is None:
         return t
     return t._replace(advantages=shaping.advantages(t))

@@ -15,7 +15,7 @@ from verl_clipx.losses.base.metric import Metric, Over
 from verl_clipx.losses.base.shared_metrics import FLOORS, OF_TOKENS, VERSIONS, VERSIONS_FIRST
 from verl_clipx.losses.base.tokens import Tokens, number_in, parts
 
-# The name of the sum, and the key of the metric, that is the number of tokens.
+# The number of tokens has this name among the sums, and this key among the metrics.
 TOKENS = "tokens"
 
 # From DGPO's regions to the numbers that stand for them: the sign of A, times 1 below the bounds, 2 between them and 3
@@ -25,21 +25,24 @@ NUMBERS = {"LN": -1, "HP": 3, "LP": 1, "HN": -3, "M, A < 0": -2, "M, A > 0": 2}
 # The number for tokens that do not count.
 OUTSIDE = 9.0
 
-# The sums that `token_sums` returns: numbers of tokens, sums over tokens, and the gradient mass |F * A| of regions.
+# The names of the sums that `token_sums` returns, in order. The sum of a region of `COUNTED_REGIONS` is its number of
+# tokens. A sum of `MASSES` is the gradient mass |F * A| of a region, which stands there with its number.
 COUNTED_REGIONS = ("LN", "HP")
 MASSES = {f"mass/{region}": number for region, number in NUMBERS.items()}
 SUMS = (TOKENS, "dual_clipped", "log_ratio", "ratio", "squared_ratio", *COUNTED_REGIONS, *MASSES)
 
-# The sums that must cover the whole mini-batch before metrics are made of them, by the keys under which verl adds them
-# up.
-SUM_KEYS = {f"clipx_sum/{name}": name for metric in OF_TOKENS if metric.over is Over.UPDATE for name in metric.sums}
+# The sums that must cover the whole mini-batch before metrics are made of them: from the key under which verl adds a
+# sum up to the sum's name in `SUMS`.
+SUM_NAME_BY_KEY = {
+    f"clipx_sum/{name}": name for metric in OF_TOKENS if metric.over is Over.UPDATE for name in metric.sums
+}
 
-# The keys of the metrics of the samples' ages, by the keys under which verl adds up the ages of a mini-batch's tokens.
-# An age is counted since the first or since the last token of a sequence was generated. No metric's key begins with
+# From the key under which verl adds up the ages of a mini-batch's tokens to the key of the metric, their mean. An age
+# is counted since the first or since the last token of a sequence was generated. No metric's key begins with
 # clipx_sum/.
-AGE_SUMS = {f"clipx_sum/{metric.name}": metric.key for metric in (VERSIONS_FIRST, VERSIONS)}
+AGE_KEY_BY_SUM_KEY = {f"clipx_sum/{metric.name}": metric.key for metric in (VERSIONS_FIRST, VERSIONS)}
 
-# The keys of everything that is linear in |F * A|.
+# The keys of all metrics that are linear in |F * A|.
 OF_GRADIENT = frozenset(metric.key for metric in OF_TOKENS if MASSES.keys() & {*metric.sums})
 
 
@@ -82,14 +85,14 @@ def token_sums(
     sums = [number_in(counts), number_in(counts & above_dual_clip)]
     del above_dual_clip
     sums += [total(t.log_ratio, counts), total(t.ratio, counts), total(t.ratio.square(), counts)]
-    region = region_of(t, bounded, bounds, counts)
+    region = find_region(t, bounded, bounds, counts)
     sums += [number_in(region == NUMBERS[name]) for name in COUNTED_REGIONS]
     mass = weighted.abs()
     sums += [total(mass, region == number) for number in MASSES.values()]
     return torch.stack(sums).sum(-1, dtype=torch.float64)
 
 
-def region_of(t: Tokens, bounded: Tensor, bounds: Bounds, counts: Tensor) -> Tensor:
+def find_region(t: Tokens, bounded: Tensor, bounds: Bounds, counts: Tensor) -> Tensor:
     """Return each token's region as a number, in the ratio's dtype, (sequences, length).
 
     It is one of `NUMBERS`, 0 for a token with A = 0, or `OUTSIDE` for a token that does not count.
@@ -105,69 +108,76 @@ def region_of(t: Tokens, bounded: Tensor, bounds: Bounds, counts: Tensor) -> Ten
     return where(counts, t.advantages.sign() * side, OUTSIDE).to(t.ratio.dtype)
 
 
-def named_sums(sums: Iterable[Any], names: Iterable[str] = SUMS) -> dict[str, Any]:
+def name_sums(sums: Iterable[Any], names: Iterable[str] = SUMS) -> dict[str, Any]:
     """Return sums by their names.
 
     Args:
         sums: 0-d tensors, a tensor of one dimension, or floats on the host.
-        names: the names of the sums, in the same order; by default the names of those that `token_sums` returns.
+        names: the names of the sums, in the same order.
     """
     return dict(zip(names, sums, strict=True))
 
 
 def token_metrics(sums: Iterable[Any], *, dual_clipped: bool = False) -> dict[str, Any]:
-    """Return sums over the tokens of a micro-batch that become means when divided by the number of tokens.
+    """Return the metrics over the tokens of a micro-batch, each times the number of tokens.
+
+    They are sums, because sums add up over micro-batches and ranks. Who has added them up divides by the number of all
+    tokens.
 
     Args:
-        sums: from `token_sums`: a tensor, or the same sums as floats on the host, which spares the accelerator the
-            additions.
+        sums: the sums of `token_sums`, in the order of `SUMS`: a tensor, (len(SUMS),), or floats on the host, which
+            spare the accelerator the additions.
         dual_clipped: whether the method has a dual clip.
 
     Returns:
-        From key to a number of the same kind as in `sums`: the metrics over tokens, the sums of `SUM_KEYS`, and
-        `tokens`, the number of tokens.
+        What `make_metrics` returns for the metrics of `OF_TOKENS`.
     """
-    sums_by_name = named_sums(sums)
+    sums_by_name = name_sums(sums)
     if not dual_clipped:
+        # Without this sum, `make_metrics` leaves pg_clipfrac_lower out.
         del sums_by_name["dual_clipped"]
-    return metrics_of(sums_by_name, OF_TOKENS)
+    return make_metrics(sums_by_name, OF_TOKENS)
 
 
-def metrics_of(sums: Mapping[str, Any], metrics: Iterable[Metric]) -> dict[str, Any]:
-    """Return, by key, each metric over tokens for which all sums are given, with `tokens` and the sums of `SUM_KEYS`.
+def make_metrics(sums: Mapping[str, Any], metrics: Iterable[Metric]) -> dict[str, Any]:
+    """Return the metrics over tokens for which all sums are given, each times the number of tokens.
 
     Args:
         sums: from the name of a sum to the sum; `tokens` must be among them.
         metrics: the metrics to make; those that are not over tokens are left out.
+
+    Returns:
+        From key to a number of the same kind as in `sums`: the metrics times the number of tokens; the given sums of
+        `SUM_NAME_BY_KEY`; and `tokens`, the number of tokens.
     """
-    means = {}
+    totals = {}
     for metric in metrics:
         if metric.over is Over.TOKENS and all(name in sums for name in metric.sums):
             own_sums = [sums[name] for name in metric.sums]
-            means[metric.key] = metric.of(*own_sums)
+            totals[metric.key] = metric.compute(*own_sums)
     # `replace_sums_with_metrics` needs these over the whole mini-batch.
-    carried = {key: sums[name] for key, name in SUM_KEYS.items() if name in sums}
-    return {TOKENS: sums[TOKENS], **means, **carried}
+    carried = {key: sums[name] for key, name in SUM_NAME_BY_KEY.items() if name in sums}
+    return {TOKENS: sums[TOKENS], **totals, **carried}
 
 
 def replace_sums_with_metrics(metrics: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Replace the sums of `SUM_KEYS` with the metrics that are made of them.
+    """Replace the sums of `SUM_NAME_BY_KEY` with the metrics that are made of them.
 
     Args:
-        metrics: from key to its value in each update: sums over the mini-batch's tokens, divided by their number.
+        metrics: from key to one value per update. Under a key of `SUM_NAME_BY_KEY`, a value is a sum over the
+            mini-batch's tokens, divided by their number. The other metrics may be any.
 
     Returns:
         The other metrics unchanged, and each metric over an update whose sums are all given. The sums themselves are
         never returned.
     """
-    sums = {name: metrics[key] for key, name in SUM_KEYS.items() if key in metrics}
-    result = {key: values for key, values in metrics.items() if key not in SUM_KEYS}
+    sums = {name: metrics[key] for key, name in SUM_NAME_BY_KEY.items() if key in metrics}
+    result = {key: values for key, values in metrics.items() if key not in SUM_NAME_BY_KEY}
     for metric in OF_TOKENS:
         if metric.over is Over.UPDATE and all(name in sums for name in metric.sums):
+            # A list with one value per update for each of the metric's sums.
             own_sums = [sums[name] for name in metric.sums]
-            # Each of the metric's sums is a list with one value per update, so zip yields the sums of one update after
-            # another.
-            result[metric.key] = [metric.of(*sums_of_update) for sums_of_update in zip(*own_sums, strict=True)]
+            result[metric.key] = [metric.compute(*sums_of_update) for sums_of_update in zip(*own_sums, strict=True)]
     return result
 
 
@@ -183,15 +193,16 @@ def to_host(*groups: dict[str, Tensor]) -> list[dict[str, float]]:
     tensors = [tensor.to(torch.float64) for group in groups for tensor in group.values()]
     if not tensors:
         return [{} for _ in groups]
+    # In the order of the tensors, so the groups below take them one after another.
     floats = iter(torch.stack(tensors).tolist())
     return [{name: next(floats) for name in group} for group in groups]
 
 
 def add_metrics_over_updates(metrics: dict[str, list[Any]], method: Method) -> dict[str, list[Any]]:
-    """Add what the method's `over_updates` makes of its metrics in all updates of a rollout batch.
+    """Return the metrics of a rollout batch, together with what the method's `over_updates` makes of its own ones.
 
-    verl logs only the mean of a list over the updates, which would hide, for example, their highest value. So each
-    added metric is a list with one number.
+    verl logs the mean of each list. An added metric is one number for all updates, such as their highest value, so its
+    list has that number alone.
 
     Args:
         metrics: from metric key to its value in each update.
@@ -223,7 +234,8 @@ def merge_metrics_of_passes(passes: dict[str | None, dict[str, list[Any]]]) -> d
     """Return the metrics of a rollout batch that is trained in several passes.
 
     Args:
-        passes: from a pass's name to its metrics, each with its value in each update; a single pass has the name None.
+        passes: from a pass's name to its metrics, each of which has a value for each update. A single pass has the name
+            None.
 
     Returns:
         Each metric under its own key with the values of all passes, and again under `clipx/<pass>/<key>` with the
@@ -245,13 +257,13 @@ def rename_ages(metrics: dict[str, list[Any]], *, shown: bool) -> dict[str, list
     """Return the metrics with the mean ages of the tokens under their metric keys, or without the mean ages.
 
     Args:
-        metrics: from key to its value in each update. The mean ages have the keys of `AGE_SUMS`.
-        shown: whether the run has had a sample of older weights; before that, the mean ages are left out.
+        metrics: from key to one value per update. The mean ages have the keys of `AGE_KEY_BY_SUM_KEY`.
+        shown: whether the mean ages are returned: only once the run has had a sample of older weights.
     """
-    result = {key: values for key, values in metrics.items() if key not in AGE_SUMS}
+    result = {key: values for key, values in metrics.items() if key not in AGE_KEY_BY_SUM_KEY}
     if not shown:
         return result
-    for key, metric_key in AGE_SUMS.items():
+    for key, metric_key in AGE_KEY_BY_SUM_KEY.items():
         if key in metrics:
             result[metric_key] = metrics[key]
     return result

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, where
 
-from verl_clipx.losses.applying.metrics import SUMS, metrics_of, named_sums, token_sums
+from verl_clipx.losses.applying.metrics import SUMS, make_metrics, name_sums, token_sums
 from verl_clipx.losses.base.method import Bounds
 from verl_clipx.losses.base.shared_metrics import (
     CLIP_FRACTION_HIGH,
@@ -14,10 +14,10 @@ from verl_clipx.losses.base.shared_metrics import (
     OF_TOKENS,
     PPO_KL,
 )
-from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, Inputs, Tokens, tokens_of
+from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, Inputs, Tokens, prepare_tokens
 
-# The sums that follow those of `token_sums`: numbers of tokens, and the mass of the gradient where A is 0, which F * A
-# never has.
+# The names of the sums that follow those of `token_sums`: three numbers of tokens, and the mass of the gradient where A
+# is 0. There, F * A has no mass.
 OBSERVED_SUMS = ("without gradient", "without gradient, r < 1", "without gradient, r > 1", "mass, A = 0")
 
 WITHOUT_GRADIENT = "the same for tokens with a ratio below 1, and above 1; a token at a ratio of 1 is in neither"
@@ -26,7 +26,7 @@ IN_MIDDLE = (
     "table above: |F·A| divided by the number of all tokens"
 )
 
-# Metrics that have another meaning for a gradient than for F * A, or that stand beside a number of verl's own.
+# Metrics whose meaning for a gradient g differs from that for F * A, or that stand beside a number of verl's own.
 OF_GRADIENT_ALONE = (
     replace(
         CLIP_FRACTION_LOW,
@@ -54,46 +54,67 @@ OBSERVED_METRICS = OF_GRADIENT_ALONE + tuple(
 
 
 def observed_sums(inputs: Inputs, gradient: Tensor, bounds: Bounds, by_sequence: bool) -> Tensor:
-    """Sums over tokens from which `observed_metrics` makes the metrics.
+    """Return the sums over tokens from which `observed_metrics` makes the metrics.
 
     Args:
-        gradient: that of the policy term with respect to log_prob, (sequences, length).
+        inputs: the micro-batch.
+        gradient: the gradient of the policy term with respect to log_prob, (sequences, length).
         bounds: the bounds on the ratio that separate the regions.
         by_sequence: whether the loss clips by the sequence's mean log-ratio.
 
     Returns:
-        The sums of `token_sums` with -gradient in the place of F * A; then the numbers of tokens that have no gradient
-        although A is not 0 (all, those with a ratio below 1, those above 1); then the gradient's mass where A is 0.
-        float64; additive over any split of the tokens.
+        (len(SUMS) + len(OBSERVED_SUMS),), float64, additive over any split of the tokens: the sums of `token_sums` with
+        -gradient in place of F * A; the numbers of tokens that have no gradient although A is not 0, which are all of
+        them, those with a ratio below 1, and those with a ratio above 1; and the gradient's mass where A is 0.
     """
-    t = tokens_of(inputs, LARGEST_LOG_RATIO)
+    t = prepare_tokens(inputs, LARGEST_LOG_RATIO)
     gradient = where(t.mask, gradient.to(t.ratio.dtype), 0.0)
-    moved = t.log_prob - t.old_log_prob
+    log_ratio = t.log_prob - t.old_log_prob
     if by_sequence:
-        moved = t.sequence_mean(moved)
-    clipped = t.mask & (t.advantages != 0) & (gradient == 0)
-    counts = [members.sum(dtype=torch.float64) for members in (clipped, clipped & (moved < 0), clipped & (moved > 0))]
+        log_ratio = t.sequence_mean(log_ratio)
+    is_clipped = t.mask & (t.advantages != 0) & (gradient == 0)
     # True also where A is NaN, so that the sum becomes NaN and shows it.
-    no_sign = ~(t.advantages.abs() > 0)
-    counts.append(where(no_sign, gradient.abs(), 0.0).sum(-1).sum(dtype=torch.float64))
-    ratio = bounded_of(t, by_sequence)
-    return torch.cat([token_sums(t, ratio, bounds, -gradient, None, None), torch.stack(counts)])
+    has_no_sign = ~(t.advantages.abs() > 0)
+    own_sums = [
+        is_clipped.sum(dtype=torch.float64),
+        (is_clipped & (log_ratio < 0)).sum(dtype=torch.float64),
+        (is_clipped & (log_ratio > 0)).sum(dtype=torch.float64),
+        where(has_no_sign, gradient.abs(), 0.0).sum(-1).sum(dtype=torch.float64),
+    ]
+    shared_sums = token_sums(
+        t,
+        bounded=compute_bounded(t, by_sequence),
+        bounds=bounds,
+        weighted=-gradient,
+        dual_clip=None,
+        counted=None,
+    )
+    return torch.cat([shared_sums, torch.stack(own_sums)])
 
 
-def bounded_of(t: Tokens, by_sequence: bool) -> Tensor:
-    """Returns each token's ratio or, where the loss clips by sequence, the exponential of its mean log-ratio."""
+def compute_bounded(t: Tokens, by_sequence: bool) -> Tensor:
+    """Return what a loss's bounds act on: each token's ratio, or the exponential of its sequence's mean log-ratio.
+
+    Args:
+        t: the tokens.
+        by_sequence: whether the loss clips by the sequence's mean log-ratio.
+
+    Returns:
+        (sequences, length), or (sequences, 1) if the loss clips by sequence.
+    """
     if by_sequence:
         return t.sequence_mean(t.log_prob - t.old_log_prob).exp()
     return t.ratio
 
 
 def observed_metrics(sums: Tensor) -> dict[str, Tensor]:
-    """Sums over the tokens of a micro-batch that become means when divided by the number of tokens.
+    """Return the metrics over the tokens of a micro-batch, each times the number of tokens.
 
     Args:
         sums: from `observed_sums`.
 
     Returns:
-        From metric key to a 0-d float64 tensor. No key is one of verl's own, whose metrics stay as verl computes them.
+        From metric key to a 0-d float64 tensor, as for `make_metrics`. No key is one of verl's own, whose metrics stay
+        as verl computes them.
     """
-    return metrics_of(named_sums(sums, (*SUMS, *OBSERVED_SUMS)), OBSERVED_METRICS)
+    return make_metrics(name_sums(sums, (*SUMS, *OBSERVED_SUMS)), OBSERVED_METRICS)

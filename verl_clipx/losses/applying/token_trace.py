@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, where
 
 from verl_clipx.losses.applying.loss import Applied
-from verl_clipx.losses.applying.observed import bounded_of
+from verl_clipx.losses.applying.observed import compute_bounded
 from verl_clipx.losses.base.method import Bounds, Method
-from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, Inputs, Tokens, tokens_of
+from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, Inputs, Tokens, prepare_tokens
 
 
 class TokenTrace(NamedTuple):
@@ -52,10 +52,10 @@ def observed_token_trace(
         inputs, gradient, bounds, by_sequence: as for `observed.observed_sums`.
         share: the factor of each token's loss in the scalar loss, broadcastable to (sequences, length).
     """
-    t = tokens_of(inputs, LARGEST_LOG_RATIO)
+    t = prepare_tokens(inputs, LARGEST_LOG_RATIO)
     weighted = -gradient.to(t.ratio.dtype) / share
     weight = where(t.advantages != 0, weighted / t.advantages, 0.0)
-    return _trace(t, bounded_of(t, by_sequence), bounds, weight)
+    return _trace(t, compute_bounded(t, by_sequence), bounds, weight)
 
 
 def _trace(t: Tokens, bounded: Tensor, bounds: Bounds, weight: Tensor) -> TokenTrace:

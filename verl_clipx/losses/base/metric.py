@@ -8,15 +8,15 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-# The driver of verl reduces a key with one of these in it by maximum or minimum instead of the mean.
+# If a key contains one of these, the driver of verl reduces it by maximum or minimum instead of the mean.
 REDUCED_OTHERWISE = ("max", "min")
 
-# Lopti's passes put these before the name of a metric: clipx/low/ratio_mean.
+# Lopti logs each metric of a pass again with "low" or "high" before its name, as in clipx/low/ratio_mean.
 PREFIXED = re.compile(r"(low|high)/(?P<name>.+)")
 
 
 class Over(Enum):
-    """The range of a number, which determines how it adds up over micro-batches, ranks and updates."""
+    """What a metric is computed over. It determines how the metric adds up over micro-batches, ranks and updates."""
 
     TOKENS = "mean over the mini-batch's tokens, exact over micro-batches and ranks; verl averages it over updates"
     UPDATE = "made of sums over the mini-batch's tokens once they are whole; verl averages it over updates"
@@ -32,21 +32,21 @@ def total(*sums: Any) -> Any:
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that a run logs.
+    """A number that a run logs, or a family of numbered ones.
 
     Attributes:
-        name: without the prefix `clipx/`.
+        name: its name, without the prefix `clipx/`.
         meaning: what it is, in one line.
-        unit: of the number.
+        unit: its unit.
         over: what it is computed over.
         section: the heading of docs/metrics.md that it is listed under.
         chart: the chart that it is drawn in, with other metrics; "" for no chart.
-        numbered: for a family of metrics, what its members are called: "bin" for name/bin_0, name/bin_1, …
+        numbered: what the members of a family are called: "bin" for name/bin_0, name/bin_1, …; "" for a single number.
         adds_up: for a DECISION that each micro-batch makes by itself: whether the numbers of the micro-batches add up
             over the mini-batch, as counts do, or are averaged.
-        sums: over TOKENS or an UPDATE: the names of the sums over tokens that it is made of.
-        of: from the sums, each divided by the number of tokens, to the metric. It must be linear over TOKENS; over an
-            UPDATE it gets floats.
+        sums: the names of the sums over tokens that a metric over TOKENS or an UPDATE is made of.
+        compute: computes the metric from these sums, each divided by the number of tokens. It must be linear if the
+            metric is over TOKENS. If the metric is over an UPDATE, it gets floats.
         logged_as: its whole key if that is not clipx/<name>, for example the key under which verl's own losses log it.
     """
 
@@ -59,7 +59,7 @@ class Metric:
     numbered: str = ""
     adds_up: bool = False
     sums: tuple[str, ...] = ()
-    of: Callable[..., Any] = total
+    compute: Callable[..., Any] = total
     logged_as: str = ""
 
     @property
@@ -76,12 +76,12 @@ class Metric:
 
 
 def of_decision(name: str, meaning: str, unit: str, **further: Any) -> Metric:
-    """A metric of what a method decided; arguments as for `Metric`."""
+    """Declare a metric of what a method decided in an update. The arguments are as for `Metric`."""
     return Metric(name, meaning, unit, Over.DECISION, **further)
 
 
 def of_rollout_batch(name: str, meaning: str, unit: str, **further: Any) -> Metric:
-    """A metric of all updates on a rollout batch; arguments as for `Metric`."""
+    """Declare a metric that is one number for all updates on a rollout batch. The arguments are as for `Metric`."""
     return Metric(name, meaning, unit, Over.ROLLOUT_BATCH, **further)
 
 

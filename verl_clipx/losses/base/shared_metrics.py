@@ -88,7 +88,7 @@ PPO_KL = MOVED(
     unit="nats per token",
     over=Over.TOKENS,
     sums=("log_ratio",),
-    of=neg,
+    compute=neg,
     logged_as="actor/ppo_kl",
 )
 MOVED(
@@ -97,7 +97,7 @@ MOVED(
     unit="fraction of tokens",
     over=Over.UPDATE,
     sums=("ratio", "squared_ratio"),
-    of=effective_sample_size,
+    compute=effective_sample_size,
     chart="effective sample size",
 )
 

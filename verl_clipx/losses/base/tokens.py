@@ -1,4 +1,4 @@
-"""The inputs that verl passes of a micro-batch, and its tokens as methods see them, with finite ratios."""
+"""A micro-batch's tokens: the inputs as verl passes them, and the tokens as methods see them, with finite ratios."""
 
 import math
 from typing import NamedTuple
@@ -6,14 +6,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, where
 
-# With the log-ratio inside +-SATURATION * log(largest finite number) the ratio, its square and the products of both
+# With the log-ratio inside +-SATURATION * log(largest finite number), the ratio, its square and the products of both
 # with ordinary advantages neither overflow nor underflow to subnormal numbers.
 SATURATION = 0.48
 
 # verl clamps log-ratios to plus or minus this, and the plugin's losses do by default.
 LARGEST_LOG_RATIO = 20.0
 
-# So many neighbouring tokens an accelerator sums by one block of threads.
+# The number of neighbouring tokens that one block of an accelerator's threads sums.
 PART = 1024
 
 
@@ -22,9 +22,10 @@ class Inputs(NamedTuple):
 
     Args:
         log_prob, old_log_prob, advantages: (sequences, length).
-        mask: bool, (sequences, length); values outside are never used, not even NaN.
-        counted: bool, (sequences, length): the tokens that statistics and metrics count; None: the tokens in the mask.
-        rollout_log_prob, entropy: (sequences, length); group: int64, (sequences,); None unless something asks for them.
+        mask: the response's tokens, bool, (sequences, length); values outside are never used, not even NaN.
+        counted: the tokens that statistics and metrics count, bool, (sequences, length); None: the tokens in the mask.
+        rollout_log_prob, entropy: (sequences, length); None unless something asks for them.
+        group: int64, (sequences,); None unless something asks for it.
     """
 
     log_prob: Tensor
@@ -44,13 +45,16 @@ class Tokens(NamedTuple):
         log_prob, old_log_prob: log-probabilities under the current and the old policy, (sequences, length).
         advantages: (sequences, length), after shaping.
         mask: bool, (sequences, length): the response's tokens; for statistics, those that count.
-        log_ratio, ratio: of the current to the old policy, the log-ratio clamped to +-log_ratio_clamp.
-        free_ratio: the ratio without that clamp, within the range of the dtype.
-        unclamped: bool, (sequences, length): where the clamp did not act, so that the clamped ratio passes a gradient.
-        rollout_log_prob: under the policy that sampled; only for a method that asks for it.
-        entropy: of the current policy in nats; only for a method that asks for it.
+        log_ratio, ratio: of the current to the old policy, (sequences, length). The log-ratio is clamped to
+            +-log_ratio_clamp, and the ratio to the exponentials of that.
+        free_ratio: the ratio without that clamp, (sequences, length), saturated as by `saturate`.
+        unclamped: the tokens on which the clamp did not act, so that their clamped ratio passes a gradient: bool,
+            (sequences, length).
+        rollout_log_prob: log-probabilities under the policy that sampled, (sequences, length); None unless the method
+            asks for them.
+        entropy: the current policy's, in nats, (sequences, length); None unless the method asks for it.
         group: int64, (sequences,): equal numbers for the responses to one prompt, which may be split over micro-batches
-            and ranks; only for a method that asks for it.
+            and ranks; None unless the method asks for it.
     """
 
     log_prob: Tensor
@@ -67,8 +71,8 @@ class Tokens(NamedTuple):
 
     @property
     def probabilities(self) -> tuple[Tensor, Tensor]:
-        """The probability p under the current policy, and q under the old one, (sequences, length)."""
-        # Clamped, because a wrong log-probability, above 0, would overflow.
+        """The probabilities p under the current policy and q under the old one, each (sequences, length)."""
+        # Clamped, because the exponential of a wrong log-probability, which is above 0, may overflow.
         p = self.log_prob.exp().clamp(max=1.0)
         q = self.old_log_prob.exp().clamp(max=1.0)
         return p, q
@@ -109,44 +113,47 @@ def parts(values: Tensor) -> Tensor:
     """
     if values.device.type == "cpu":
         return values
-    # Here, since it imports sympy, which takes longer than all else.
+    # Imported here, because it imports sympy, which takes longer than all other imports together.
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    # Asked of the symbols that a graph is compiled for. Asking the numbers of one batch would compile another graph
-    # for each batch whose length happens to be a multiple.
+    # Asked of the symbols that a graph is compiled for. If the numbers of one batch were asked, the compiler would make
+    # another graph for each batch whose length happens to be a multiple.
     if statically_known_true(values.shape[-1] % PART == 0):
         return values.reshape(-1, PART)
     return values
 
 
 def number_in(members: Tensor) -> Tensor:
-    """Return the number of members in each of `parts`, float32.
+    """Return the number of members in each row of `parts`.
 
     Args:
         members: bool, (sequences, length).
+
+    Returns:
+        (rows,), float32, where the rows are those into which `parts` reshapes the sequences.
     """
     if members.device.type == "cpu":
         return members.sum(-1, dtype=torch.float32)
-    # Numbers instead of the mask itself, which would be stored, and added up by a launch of its own.
+    # Numbers instead of the mask itself, which the compiler would store and add up by a launch of its own.
     return parts(where(members, 1.0, 0.0)).sum(-1)
 
 
 def saturate(log_ratio: Tensor) -> Tensor:
-    """Clamp a log-ratio, or a sum or mean of them, so that its exponential and the square of that are finite.
+    """Clamp a log-ratio, or a sum or mean of them, so that its exponential and the square of that are in range.
 
-    The limits are about +-42.6 in float32 and +-340.7 in float64.
+    They neither overflow nor underflow. The limits are about +-42.6 in float32 and +-340.7 in float64.
     """
     limit = SATURATION * math.log(torch.finfo(log_ratio.dtype).max)
     return log_ratio.clamp(-limit, limit)
 
 
-def tokens_of(inputs: Inputs, log_ratio_clamp: float | None) -> Tokens:
+def prepare_tokens(inputs: Inputs, log_ratio_clamp: float | None) -> Tokens:
     """Return the tokens that a loss and its statistics are computed from.
 
     Args:
         inputs: the micro-batch, in any float dtype; `counted` is ignored.
-        log_ratio_clamp: the log-ratio is clamped to +-this (verl uses 20); None: it is clamped only where the ratio or
-            its square would overflow.
+        log_ratio_clamp: the log-ratio is clamped to +-this (verl uses 20). None: it is only saturated, as by
+            `saturate`.
     """
     dtype = compute_dtype(inputs.log_prob.dtype)
     mask = inputs.mask
@@ -168,7 +175,7 @@ def tokens_of(inputs: Inputs, log_ratio_clamp: float | None) -> Tokens:
     ratio = free_ratio
     if log_ratio_clamp is not None:
         log_ratio = free_log_ratio.clamp(-log_ratio_clamp, log_ratio_clamp)
-        # The ratio is clamped itself, so that a single exponential serves both.
+        # Clamped instead of computed from log_ratio, so that free_ratio and ratio take a single exponential.
         ratio = free_ratio.clamp(math.exp(-log_ratio_clamp), math.exp(log_ratio_clamp))
     return Tokens(
         log_prob=log_prob,

@@ -6,7 +6,7 @@ from typing import Any
 
 from verl.utils.metric import AggregationType, Metric
 
-from verl_clipx.losses.applying.metrics import AGE_SUMS, SUM_KEYS, TOKENS
+from verl_clipx.losses.applying.metrics import AGE_KEY_BY_SUM_KEY, SUM_NAME_BY_KEY, TOKENS
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.base.metric import Over
 from verl_clipx.losses.base.shared_metrics import FLOORS, OF_TOKENS, REJECTED, SELECTED
@@ -42,7 +42,7 @@ def exact_metrics(micro_batch: MicroBatch, model_output: Any, data: Any) -> dict
     metrics = {}
     for name, total in micro_batch.sums.items():
         # Outside a rollout batch nothing makes ratios of sums, so that these sums would be logged as they are.
-        is_logged = step.of_rollout_batch or name not in SUM_KEYS
+        is_logged = step.of_rollout_batch or name not in SUM_NAME_BY_KEY
         if name != TOKENS and is_logged:
             metrics[name] = Metric(AggregationType.SUM, total * scale)
     counts = micro_batch.counts
@@ -64,8 +64,8 @@ MEANS = frozenset(
     [
         *(metric.key for metric in (*OF_TOKENS, SELECTED) if metric.over is Over.TOKENS),
         *(metric.key for floor in FLOORS for metric in floor.means),
-        *SUM_KEYS,
-        *AGE_SUMS,
+        *SUM_NAME_BY_KEY,
+        *AGE_KEY_BY_SUM_KEY,
     ]
 )
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from verl_clipx.losses.applying.floor import clipped_at_ratio_one, floor_bins, floor_sums
 from verl_clipx.losses.applying.loss import TokenLoss, apply
 from verl_clipx.losses.applying.metrics import (
-    AGE_SUMS,
+    AGE_KEY_BY_SUM_KEY,
     TOKENS,
-    named_sums,
+    name_sums,
     replace_sums_with_metrics,
     to_host,
     token_metrics,
@@ -257,7 +257,7 @@ def leave_metrics(settings: Settings, micro_batch: MicroBatch, sums: Tensor, sta
     Args:
         settings: the run's.
         micro_batch: gets the sums, values, counts and the value of the loss.
-        sums: those of the loss, by `named_sums`.
+        sums: those of the loss, by `name_sums`.
         statistics: what the bounds were decided from.
         loss: the scalar loss.
     """
@@ -276,7 +276,7 @@ def leave_metrics(settings: Settings, micro_batch: MicroBatch, sums: Tensor, sta
     if micro_batch.step.at_ratio_one:
         counts |= floor_bins(applied.inputs, FLOOR)
     sums_of_loss, other_sums, micro_batch.values, micro_batch.counts, values_of_loss = to_host(
-        named_sums(sums), sum_other_metrics(micro_batch), values, counts, {"loss": loss.detach()}
+        name_sums(sums), sum_other_metrics(micro_batch), values, counts, {"loss": loss.detach()}
     )
     micro_batch.sums = token_metrics(sums_of_loss.values(), dual_clipped=method.dual_clip is not None) | other_sums
     if micro_batch.step.at_ratio_one:
@@ -311,7 +311,7 @@ def sum_other_metrics(micro_batch: MicroBatch) -> dict[str, Tensor]:
         aged_tokens = inputs.mask if counted is None else inputs.mask & counted
         token_counts = aged_tokens.sum(1, dtype=torch.float64)
         sums = token_counts @ micro_batch.age.to(token_counts)
-        metrics |= dict(zip(AGE_SUMS, sums.unbind(), strict=True))
+        metrics |= dict(zip(AGE_KEY_BY_SUM_KEY, sums.unbind(), strict=True))
     if micro_batch.step.at_ratio_one:
         metrics |= floor_sums(inputs, FLOOR)
     return metrics

@@ -15,10 +15,10 @@ from verl.utils import tensordict_utils as tu
 
 from verl_clipx.losses.applying.floor import floor_bins, floor_sums
 from verl_clipx.losses.applying.loss import token_loss
-from verl_clipx.losses.applying.metrics import named_sums, to_host, token_sums
-from verl_clipx.losses.applying.observed import bounded_of
+from verl_clipx.losses.applying.metrics import name_sums, to_host, token_sums
+from verl_clipx.losses.applying.observed import compute_bounded
 from verl_clipx.losses.base.shared_metrics import FLOOR_RECUT
-from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, Inputs, tokens_of
+from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, Inputs, prepare_tokens
 from verl_clipx.run.config import Observe, clip_range
 from verl_clipx.training.worker.layout import pad_rows, response_part
 from verl_clipx.training.worker.observe import SEQUENCE_LEVEL
@@ -78,7 +78,7 @@ def measure_recut(
                 inputs = inputs_of(settings, micro_batch_of(settings, step, data, model_output), **tensors)
                 # A copy of the step without a list, so that this pass adds nothing to the statistics that it collects.
                 _, decision = decide(settings, replace(step, collected=None), inputs)
-                sums_of_loss = named_sums(token_loss(settings.method, settings.shaping, inputs, decision).sums)
+                sums_of_loss = name_sums(token_loss(settings.method, settings.shaping, inputs, decision).sums)
                 low = sums_of_loss["LN"]
                 high = sums_of_loss["HP"]
             sums_of_floor = floor_sums(inputs, FLOOR_RECUT)
@@ -153,9 +153,9 @@ def _lengths(data: Any) -> list[int]:
 
 def _clipped_by_verl(inputs: Inputs, actor: Any) -> tuple[Tensor, Tensor]:
     """Return how many tokens verl's clip_ratio clips below and how many above, 0-d float64 tensors."""
-    t = tokens_of(inputs, LARGEST_LOG_RATIO)
-    bounded = bounded_of(t, actor.policy_loss.loss_mode in SEQUENCE_LEVEL)
-    sums = named_sums(token_sums(t, bounded, clip_range(actor), torch.zeros_like(t.ratio), None, None))
+    t = prepare_tokens(inputs, LARGEST_LOG_RATIO)
+    bounded = compute_bounded(t, actor.policy_loss.loss_mode in SEQUENCE_LEVEL)
+    sums = name_sums(token_sums(t, bounded, clip_range(actor), torch.zeros_like(t.ratio), None, None))
     return sums["LN"], sums["HP"]
 
 

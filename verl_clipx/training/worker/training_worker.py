@@ -14,7 +14,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
 from verl_clipx.losses.applying.metrics import (
-    AGE_SUMS,
+    AGE_KEY_BY_SUM_KEY,
     add_metrics_over_updates,
     merge_metrics_of_passes,
     rename_ages,
@@ -354,7 +354,7 @@ class ClipxTraining:
         settings = self.policy_loss.clipx
         if isinstance(settings, Observe):
             return metrics
-        if any(age for key in AGE_SUMS for age in metrics.get(key, ())):
+        if any(age for key in AGE_KEY_BY_SUM_KEY for age in metrics.get(key, ())):
             self.has_stale_samples = True
         return rename_ages(add_metrics_over_updates(metrics, settings.method), shown=self.has_stale_samples)
 
