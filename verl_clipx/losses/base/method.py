@@ -1,4 +1,4 @@
-"""The class of methods: parameters, bounds on the ratio, gradient weight F; dJ/dlog_prob = F * A per token."""
+"""The class of methods: parameters, clip bounds, and the gradient weight F, with dJ/dlog_prob = F * A per token."""
 
 import dataclasses
 import math
@@ -28,25 +28,26 @@ from verl_clipx.losses.base.width import Width
 # Ratios saturate at a log-ratio of 42.6 in float32 (tokens.py), so that a larger clamp would clamp nothing.
 LARGEST_CLAMP = 40.0
 
-# The largest clip bound on a ratio: 29, of a width of 28 where 28 % was meant, is above it. null means no bound.
+# The largest clip bound on a ratio. It refuses 29, which is 1 plus a width of 28 where 28 % was meant.
 LARGEST_BOUND = 20.0
 
-# The largest cap on a weight, at which nothing is capped.
+# The largest cap on a weight. It is so large that it caps nothing that occurs.
 LARGEST_CAP = 1e6
 
-# Clip bounds on the ratio of a token. Those on a sequence's ratio, which stays close to 1, would be unusual here, and
-# so would 0.2 for 0.8.
+# The usual ranges of clip bounds on the ratio of a token. A bound on a sequence's ratio, which stays close to 1, is
+# outside them, and so is a width, such as 0.2 in place of the bound 0.8.
 USUAL_LOW = (0.5, 0.99)
 USUAL_HIGH = (1.01, 10.0)
 
+# Every registered method, by its name without `clipx_`.
 METHODS: dict[str, type["Method"]] = {}
 
-# Called with the name of each method that is registered from now on.
+# Functions that `register` calls with the name of each method that it registers.
 WHEN_REGISTERED: list[Callable[[str], None]] = []
 
 
 def clamp_parameter(default: float | None, meaning: str, source: str = "choice") -> Any:
-    """The magnitude beyond which a log-ratio is clamped, `log_ratio_clamp`; the arguments are as for `parameter`."""
+    """Return the parameter `log_ratio_clamp`, beyond which a log-ratio is clamped. Arguments as for `parameter`."""
     return parameter(default, optional(number(at_least=1, at_most=LARGEST_CLAMP)), meaning, source, role="guard")
 
 
@@ -63,15 +64,17 @@ class Bounds(NamedTuple):
     high: Tensor | float
 
     def clip(self, ratio: Tensor) -> Tensor:
-        """The ratio clipped to the bounds, (sequences, length). If the bounds cross, the upper one wins."""
+        """Return the ratio clipped to the bounds, (sequences, length). If the bounds cross, the upper one wins."""
         return ratio.clamp(min=self.low).clamp(max=self.high)
 
     def clipped(self, values: Tensor, advantages: Tensor) -> Tensor:
-        """Returns the tokens that PPO clips, above with A > 0 and below with A < 0: bool, (sequences, length)."""
-        return ((advantages > 0) & (values > self.high)) | ((advantages < 0) & (values < self.low))
+        """Return which tokens PPO clips: those above with A > 0, those below with A < 0. bool, (sequences, length)."""
+        is_above = (advantages > 0) & (values > self.high)
+        is_below = (advantages < 0) & (values < self.low)
+        return is_above | is_below
 
     def surrogate(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        """PPO's value of the loss, max(-A r, -A clip(r)), (sequences, length)."""
+        """Return PPO's value of the loss, max(-A r, -A clip(r)), (sequences, length)."""
         return -minimum(advantages * ratio, advantages * self.clip(ratio))
 
 
@@ -84,7 +87,8 @@ class Method:
     index with a boolean mask, or branch on a value.
 
     Raises:
-        ValueError: when built with a value outside a parameter's range; names key, value and what is allowed.
+        ValueError: when built with a value outside a parameter's range. The message names key, value and what is
+            allowed.
     """
 
     name: ClassVar[str] = ""
@@ -100,16 +104,19 @@ class Method:
     # Whether a token's weight depends on the other sequences of its micro-batch, and so on how verl divides the batch.
     # The contract then compares it neither over micro-batches nor over sizes of the advantages.
     by_batch: ClassVar[bool] = False
-    # Here and below, a class attribute becomes a property where it depends on parameters.
-    # Those of `tokens.OPTIONAL` that the method needs.
+    # In a subclass, any of the attributes from here on may be a property instead, if it depends on parameters.
+
+    # Which of `tokens.OPTIONAL` the method needs.
     asks_for: ClassVar[tuple[str, ...]] = ()
     # Whether the method's ratio is to the policy that sampled, and not to that of old_log_probs.
     ratio_to_sampler: ClassVar[bool] = False
     # The spread of the ratio at which its lower bound reaches 0, so that nothing is clipped below; None: never.
     unbounded_below_from: ClassVar[float | None] = None
-    # What `bounded` returns. Where parameters with the roles LOW and HIGH do not say the bounds on it: the lower one,
-    # empty for none, the upper one, and equations for what is in them. A {parameter} stands for its value.
+    # What the values are that `bounded` returns, in words.
     bounds_on: ClassVar[str] = "ratio"
+    # The bounds on these values, for the description of a run: the lower one, empty for none, the upper one, and
+    # equations for what is in them. A {parameter} stands for its value. Empty: parameters with the roles LOW and HIGH
+    # are the bounds.
     formula: ClassVar[tuple[str, ...]] = ()
     # What the symbols in `formula` stand for, in words. A {parameter} stands for its value here too.
     symbols: ClassVar[str] = ""
@@ -117,10 +124,10 @@ class Method:
     bounds_width: ClassVar[Width | None] = None
     # The parameters whose place a held target takes (`losses.modifiers.hold`).
     solved_parameters: ClassVar[tuple[str, ...]] = ()
-    # The bound on the ratio of tokens with A < 0. A method that has one makes it a parameter; no annotation here, which
-    # would give that parameter this place.
+    # The bound on the ratio of tokens with A < 0. A method that has one makes it a parameter. There is no annotation,
+    # because it would make a field of this attribute, and that parameter would stand in its place among the fields.
     dual_clip = None
-    # What `metrics` and `over_updates` return, declared.
+    # The declarations of what `metrics` and `over_updates` return.
     logs: ClassVar[tuple[Metric, ...]] = ()
 
     log_ratio_clamp: float | None = clamp_parameter(
@@ -139,81 +146,99 @@ class Method:
 
     @classmethod
     def summary(cls) -> str:
-        """One line for `clipx methods`."""
+        """Return the line that `clipx methods` shows, which is the first one of the docstring."""
         return (cls.__doc__ or "").split("\n")[0]
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Parameter name to value."""
+        """The parameters, from name to value."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @property
     def roles(self) -> dict[str, str]:
-        """The parameters that can limit the weight, with their roles, guards apart."""
+        """The parameters that can limit the weight, from name to role. Guards are left out."""
         roles = {field.name: field.metadata.get("role") for field in dataclasses.fields(self)}
         return {name: role for name, role in roles.items() if role not in (None, "", "guard")}
 
     @property
     def limits(self) -> dict[str, str]:
-        """Returns those of `roles` that limit the weight as they are set.
+        """The parameters among `roles` whose values limit the weight, from name to role.
 
-        Null limits nothing, and neither does 0, unless it bounds a difference.
+        Null limits nothing, and neither does 0, unless it is a bound on a difference.
         """
-        of_difference = () if self.bounds_on.endswith("ratio") else ("low", "high")
-        return {
-            name: role
-            for name, role in self.roles.items()
-            if (value := getattr(self, name)) or (value == 0 and role in of_difference)
-        }
+        bounds_difference = not self.bounds_on.endswith("ratio")
+        limits = {}
+        for name, role in self.roles.items():
+            value = getattr(self, name)
+            is_bound_at_0 = value == 0 and bounds_difference and role in ("low", "high")
+            if value or is_bound_at_0:
+                limits[name] = role
+        return limits
 
     @property
     def acts_at_ratio_one(self) -> bool:
-        """Returns whether something of it acts on tokens whose ratio to the policy of old_log_probs is 1."""
+        """Whether a limit, a draw or a pull acts on tokens whose ratio to the policy of old_log_probs is 1."""
         return self.ratio_to_sampler or (self.unconstrained_weight and not self.declares_limits)
 
     @property
     def declares_limits(self) -> bool:
-        """Returns whether bounds, or roles of parameters, say what limits the weight; else only the weight knows."""
+        """Whether the bounds, or the roles of parameters, say what limits the weight; if not, only the weight knows."""
         return type(self).bounds is not Method.bounds or bool(self.roles)
 
     # Additive statistics of the tokens -> a decision -> every token's bounds. Fixed bounds do not need these.
 
-    # Length of the statistics vector; 0 for bounds that do not depend on statistics.
+    # The length of the statistics vector; 0 for bounds that do not depend on statistics.
     statistics_size: ClassVar[int] = 0
-    # Which of the statistics are counts or sums of magnitudes.
+    # The statistics that are counts or sums of magnitudes.
     never_negative: ClassVar[slice] = slice(0)
 
     def statistics(self, t: Tokens) -> Tensor:
-        """Sums over the tokens in the mask: (statistics_size,), float64, additive over any split of the tokens."""
+        """Return sums over the tokens in the mask: (statistics_size,), float64, additive over any split of them."""
         return t.ratio.new_zeros(0, dtype=torch.float64)
 
     # A second stage, for what can only be counted once the first stage's totals are known, such as deviations from a
     # mean. `decide` gets both, the first stage's before the second's.
 
-    # Length of the second stage's vector; 0 for a method with a single stage.
+    # The length of the second stage's vector; 0 for a method with a single stage.
     second_statistics_size: ClassVar[int] = 0
 
     def second_statistics(self, t: Tokens, first: Tensor) -> Tensor:
-        """Sums over the tokens in the mask: (second_statistics_size,), float64, additive for a given `first`.
+        """Return the sums of the second stage over the tokens in the mask.
 
         Args:
-            first: the sum of `statistics` over all tokens.
+            t: the tokens.
+            first: the sum of `statistics` over all tokens of the update.
+
+        Returns:
+            (second_statistics_size,), float64, additive over any split of the tokens for a given `first`.
         """
         return first.new_zeros(0)
 
     def decide(self, statistics: Tensor) -> Tensor:
-        """A small float64 vector, on the statistics' device, that determines the bounds of every token."""
+        """Return the decision, a small float64 vector that determines the bounds of every token.
+
+        Args:
+            statistics: the sums of both stages over all tokens of the update, the first stage's before the second's.
+
+        Returns:
+            (numbers,), float64, on the statistics' device.
+        """
         return statistics
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
-        """Returns what to log of a decision: by a name in `logs` a 0-d float64 tensor, or a 1-d one for a family.
+        """Return what to log of a decision. The names, and the lengths of families, do not depend on the data.
 
-        The names and the lengths don't depend on the data.
+        Args:
+            statistics: what `decide` was given.
+            decision: what `decide` returned.
+
+        Returns:
+            From the name of a metric in `logs` to a float64 tensor: 0-d, or (members,) for a family.
         """
         return {}
 
     def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
-        """Returns what to log for a rollout batch beside the means of its updates' metrics, which verl logs.
+        """Return what to log for a rollout batch beside the means of its updates' metrics, which verl logs.
 
         Args:
             metrics: from a metric's name (name/bin_0, … for the members of a family) to its value in each update.
@@ -224,36 +249,47 @@ class Method:
         return {}
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        """The lower and upper bound on the values that `bounded` returns."""
+        """Return the bounds on the values that `bounded` returns.
+
+        Args:
+            t: the tokens.
+            decision: what `decide` returned.
+        """
         return Bounds(0.0, math.inf)
 
     def bounded(self, t: Tokens) -> Tensor:
-        """The values that the bounds act on, (sequences, length). Regions and clip fractions are counted by them."""
+        """Return the values that the bounds act on, (sequences, length), by which regions and clips are counted."""
         return t.ratio
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        """Gradient weight F, (sequences, length), in the ratio's dtype."""
+        """Return the gradient weight F of every token, (sequences, length), in the ratio's dtype."""
         raise NotImplementedError(f"{type(self).__name__}.gradient_weight: return the gradient weight F of every token")
 
     def gradient(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """dJ/dlog_prob of each token, (sequences, length): F * A, unless a term has a gradient where A is 0."""
+        """Return dJ/dlog_prob of each token, (sequences, length): F * A, unless a term has a gradient where A is 0."""
         return weight * t.advantages
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """The value that is logged as the loss, (sequences, length). Its gradient is always minus `gradient`."""
+        """Return what is logged as the loss, (sequences, length). Whatever it is, its gradient is minus `gradient`."""
         return -weight * t.advantages
 
 
-def lower_bound(default: float, source: str, verl: VerlKey, *, of: str = "ratio", **ends: Any) -> Any:
-    """The lower clip bound on a ratio; null: no bound. The arguments are as for `parameter` and `number`."""
+def lower_bound(default: float, source: str, verl: VerlKey, *, quantity: str = "ratio", **ends: Any) -> Any:
+    """Return a parameter that is the lower clip bound on a ratio; null: no bound.
+
+    Args:
+        default, source, verl: as for `parameter`.
+        quantity: what is bounded, in words.
+        ends: further arguments of `number`, or others than the usual ones.
+    """
     allowed = optional(number(**{"at_least": 0, "at_most": 1, "usual": USUAL_LOW, **ends}))
-    return parameter(default, allowed, f"lower clip bound on the {of}; null: no bound", source, verl, role="low")
+    return parameter(default, allowed, f"lower clip bound on the {quantity}; null: no bound", source, verl, role="low")
 
 
-def upper_bound(default: float, source: str, verl: VerlKey, *, of: str = "ratio", **ends: Any) -> Any:
-    """The upper clip bound on a ratio; as `lower_bound`."""
+def upper_bound(default: float, source: str, verl: VerlKey, *, quantity: str = "ratio", **ends: Any) -> Any:
+    """Return a parameter that is the upper clip bound on a ratio; null: no bound. Arguments as for `lower_bound`."""
     allowed = optional(number(**{"at_least": 1, "at_most": LARGEST_BOUND, "usual": USUAL_HIGH, **ends}))
-    return parameter(default, allowed, f"upper clip bound on the {of}; null: no bound", source, verl, role="high")
+    return parameter(default, allowed, f"upper clip bound on the {quantity}; null: no bound", source, verl, role="high")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +301,9 @@ class FixedBounds(Method):
     clip_high: float | None = upper_bound(1.2, "choice", UPPER_WIDTH)
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        return Bounds(self.clip_low or 0.0, math.inf if self.clip_high is None else self.clip_high)
+        low = 0.0 if self.clip_low is None else self.clip_low
+        high = math.inf if self.clip_high is None else self.clip_high
+        return Bounds(low, high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,45 +311,64 @@ class ConstantWeight(Method):
     """Methods whose weight the gradient treats as a constant, so that log_ratio_clamp never removes a gradient."""
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """-F A log_prob, whose derivative with F held constant is -F A, as in verl."""
+        """Return -F A log_prob, as verl does. With F held constant, its derivative with respect to log_prob is -F A."""
         return -weight * t.advantages * t.log_prob
 
 
+# verl's key of the dual clip.
 DUAL_CLIP = VerlKey(("clip_ratio_c",))
 
 
 def dual_clip_parameter(default: float | None, source: str) -> Any:
-    """The bound on the ratio of tokens with negative advantages (dual-clip PPO, arXiv 1912.09729)."""
+    """Return the parameter `dual_clip`: the bound on the ratio of tokens with A < 0 (PPO's dual clip, 1912.09729)."""
     meaning = "tokens with A < 0 and a ratio above this get no gradient; null: no dual clip"
     return limit_parameter(default, meaning, source, DUAL_CLIP, at_least=None, above=1, usual=(1.2, 20))
 
 
 def limit_parameter(default: float | None, meaning: str, source: str, verl: VerlKey | None = None, **ends: Any) -> Any:
-    """A limit beside the bounds, mostly a cap on the weight; null: no limit. As for `parameter` and `number`."""
+    """Return a parameter that is a limit beside the bounds, mostly a cap on the weight; null: no limit.
+
+    Args:
+        default, meaning, source, verl: as for `parameter`.
+        ends: further arguments of `number`, or others than the usual ones.
+    """
     allowed = optional(number(**{"at_least": 1, "at_most": LARGEST_CAP, **ends}))
     return parameter(default, allowed, meaning, source, verl, role="beside")
 
 
-def not_above(method: Any, low: str, high: str) -> None:
-    """Raises a Refusal if a method's parameter `low` is above its parameter `high`; null is above or below nothing."""
-    first = getattr(method, low)
-    second = getattr(method, high)
-    if first is not None and second is not None and first > second:
-        raise Refusal(f"{NODE}.{low}", first, f"must not be above {NODE}.{high}={second:g}")
+def require_not_above(method: Any, low: str, high: str) -> None:
+    """Raise a Refusal if one of a method's parameters is above another one; null is above or below nothing.
+
+    Args:
+        method: the method.
+        low: the name of the parameter that must not be above the other one.
+        high: the name of that other one.
+    """
+    lower_value = getattr(method, low)
+    higher_value = getattr(method, high)
+    if lower_value is None or higher_value is None:
+        return
+    if lower_value > higher_value:
+        raise Refusal(f"{NODE}.{low}", lower_value, f"must not be above {NODE}.{high}={higher_value:g}")
 
 
 def register(method: type[Method], name: str, source: str = "") -> None:
-    """Registers a method under its name, which verl knows as `clipx_<name>`; source: paper and equation.
+    """Register a method under its name, which verl knows as `clipx_<name>`.
 
     If a module is imported again, its copy replaces the first one. If another class has the name, this one is not
     registered and cannot be built.
+
+    Args:
+        method: the method.
+        name: its name.
+        source: its paper and equation; empty: its module and class.
     """
     method.name = name
     method.source = source or qualified_name(method)
     method.refused = None
-    wrong = [f"{qualified_name(method)}: {sentence}. Rename it." for sentence in wrong_names(method.logs, METRICS)]
-    if wrong:
-        method.refused = ValueError("\n".join(wrong))
+    mistakes = [f"{qualified_name(method)}: {sentence}. Rename it." for sentence in wrong_names(method.logs, METRICS)]
+    if mistakes:
+        method.refused = ValueError("\n".join(mistakes))
         return
     existing = METHODS.get(name)
     if existing is not None and qualified_name(existing) != qualified_name(method):
@@ -321,46 +378,59 @@ def register(method: type[Method], name: str, source: str = "") -> None:
         )
         return
     METHODS[name] = method
-    for follow in WHEN_REGISTERED:
-        follow(name)
+    for call_with_name in WHEN_REGISTERED:
+        call_with_name(name)
 
 
 def find_declarations(method: Method, values: Mapping[str, Tensor]) -> list[tuple[Metric, dict[str, Tensor]]]:
-    """Returns the declaration of each metric of a decision, with its members: from their names to 0-d tensors.
+    """Return each metric of a decision with its declaration.
 
     Args:
-        values: by a metric's name; 0-d, or 1-d for a family.
+        method: the method that made the decision.
+        values: what `method.metrics` returned.
+
+    Returns:
+        A pair for each metric: its declaration, and a dictionary from names to 0-d tensors. A family has a name for
+        each member (name/bin_0, name/bin_1, …). Any other metric has its own name alone.
 
     Raises:
-        ValueError: a metric is not declared with `of_decision`, or is a family and was declared as a number.
+        ValueError: a metric is not declared with `of_decision`, or its number of dimensions does not fit its
+            declaration.
     """
     known = {metric.name: metric for metric in method.logs if metric.over is Over.DECISION}
+    returned_by = f"{qualified_name(type(method))}.metrics returns"
     declarations = []
     for name, value in values.items():
         metric = known.get(name)
         if metric is None:
             raise ValueError(
-                f"{qualified_name(type(method))}.metrics returns {name!r}, which it does not declare: add "
-                f"logs = (of_decision({name!r}, meaning, unit), …) to the class, with verl_clipx.of_decision."
+                f"{returned_by} {name!r}, which it does not declare: add logs = (of_decision({name!r}, meaning, unit), "
+                "…) to the class, with verl_clipx.of_decision."
             )
-        if value.ndim != bool(metric.numbered):
+        if metric.numbered and value.ndim != 1:
             raise ValueError(
-                f"{qualified_name(type(method))}.metrics returns {name!r} with {value.ndim} dimensions. A metric must "
-                "have no dimension; a family, which numbered= declares, must have one."
+                f"{returned_by} {name!r} with {value.ndim} dimensions. It is declared as a family, by numbered=, and "
+                "must have one dimension."
             )
-        members = {name: value}
+        if not metric.numbered and value.ndim != 0:
+            raise ValueError(
+                f"{returned_by} {name!r} with {value.ndim} dimensions. It is declared as a single number and must have "
+                "no dimension; numbered= declares a family."
+            )
         if metric.numbered:
-            members = {f"{name}/{metric.numbered}_{k}": one for k, one in enumerate(value.unbind())}
+            members = {f"{name}/{metric.numbered}_{k}": member for k, member in enumerate(value.unbind())}
+        else:
+            members = {name: value}
         declarations.append((metric, members))
     return declarations
 
 
 def qualified_name(target: Any) -> str:
-    """A class or a function as module:name, for messages."""
+    """Return a class or a function as module:name, for messages."""
     return f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
 
 
-# Usual names of losses that are here under another one.
+# From a name that other frameworks give to a loss to its name here.
 OTHER_NAMES = {"ppo": "grpo", "vanilla": "grpo", "ppo_clip": "grpo"}
 
 
@@ -377,10 +447,10 @@ def nearest_method(name: str, known: Iterable[str]) -> str:
 
 
 def method_named(name: str) -> type[Method]:
-    """The method of that name, with or without the prefix `clipx_`.
+    """Return the method of a name, with or without the prefix `clipx_`.
 
     Raises:
-        Refusal: there is none; names the nearest.
+        Refusal: there is no such method. The message names the nearest.
     """
     method = METHODS.get(name.removeprefix("clipx_")) if isinstance(name, str) else None
     if method is None:

@@ -5,7 +5,7 @@ from itertools import chain
 
 from torch import Tensor, cat, float32, float64, stack, where
 
-from verl_clipx.losses.base.method import LARGEST_BOUND, Bounds, limit_parameter, not_above
+from verl_clipx.losses.base.method import LARGEST_BOUND, Bounds, limit_parameter, require_not_above
 from verl_clipx.losses.base.metric import of_decision, of_rollout_batch
 from verl_clipx.losses.base.parameters import choice, integer, number, parameter
 from verl_clipx.losses.base.tokens import Tokens, parts
@@ -61,10 +61,10 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        not_above(self, "epsilon_min", "epsilon_max")
+        require_not_above(self, "epsilon_min", "epsilon_max")
         # With a larger epsilon_base every bin's epsilon would be epsilon_max, except in bins with too few tokens, which
         # keep epsilon_base and would be above the limit.
-        not_above(self, "epsilon_base", "epsilon_max")
+        require_not_above(self, "epsilon_base", "epsilon_max")
 
     @property
     def unbounded_below_from(self) -> float | None:

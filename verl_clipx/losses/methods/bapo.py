@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, float64, where
 
 from verl_clipx.losses.base.histogram import ratio_or_zero, whole_sums
-from verl_clipx.losses.base.method import LARGEST_BOUND, NODE, Bounds, not_above
+from verl_clipx.losses.base.method import LARGEST_BOUND, NODE, Bounds, require_not_above
 from verl_clipx.losses.base.metric import of_decision, of_rollout_batch
 from verl_clipx.losses.base.parameters import choice, number, parameter
 from verl_clipx.losses.base.refusal import Refusal
@@ -126,7 +126,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
             raise Refusal(f"{NODE}.target", self.target, reason, advice)
         super().__post_init__()
         for side in ("lower", "upper"):
-            not_above(self, f"{side}_start", f"{side}_stop")
+            require_not_above(self, f"{side}_start", f"{side}_stop")
             start, stop, step = self._range(side)
             bound = f"{NODE}.{side}"
             if (stop - start) / step > MOST_CANDIDATES:

@@ -27,10 +27,10 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
     bounds_width = Width(floor=1e-5, ceiling=0.05)
 
     clip_low: float | None = lower_bound(
-        0.9997, "paper", LOWER_WIDTH._replace(usual_because=OF_TOKENS), of=bounds_on, usual=(0.99, 1)
+        0.9997, "paper", LOWER_WIDTH._replace(usual_because=OF_TOKENS), quantity=bounds_on, usual=(0.99, 1)
     )
     clip_high: float | None = upper_bound(
-        1.0004, "paper", UPPER_WIDTH._replace(usual_because=OF_TOKENS), of=bounds_on, usual=(1, 1.01)
+        1.0004, "paper", UPPER_WIDTH._replace(usual_because=OF_TOKENS), quantity=bounds_on, usual=(1, 1.01)
     )
     log_ratio_clamp: float | None = clamp_parameter(
         10.0, "a sequence's log-ratio above this counts as this and gets no gradient, as in verl (10); null: no limit"

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, where
 
-from verl_clipx.losses.base.method import LARGEST_CAP, Bounds, ConstantWeight, not_above
+from verl_clipx.losses.base.method import LARGEST_CAP, Bounds, ConstantWeight, require_not_above
 from verl_clipx.losses.base.parameters import choice, number, parameter
 from verl_clipx.losses.base.tokens import Tokens, saturate
 
@@ -42,7 +42,7 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        not_above(self, "negative_low", "negative_high")
+        require_not_above(self, "negative_low", "negative_high")
 
     @property
     def limits(self) -> dict[str, str]:
