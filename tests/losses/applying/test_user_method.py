@@ -120,6 +120,7 @@ HEAD = """
 from dataclasses import dataclass
 import torch
 from verl_clipx import FixedBounds, Method, Width, parameter, register_loss
+from verl_clipx.losses.methods.clip_cov import ClipCov
 from verl_clipx.losses.methods.grpo import Grpo
 from verl_clipx.losses.base.parameters import number
 """
@@ -164,7 +165,18 @@ MISTAKES = [
     # Without a name, or with a parent's.
     (dataclass_of("Method"), 'class wrong(Method, name="…"'),
     (dataclass_of("Grpo"), 'class wrong(Method, name="…"'),
-    (dataclass_of(FIXED, OF_THE_NODE.replace("scope", "bounds")), "bounds is a name that every method uses"),
+    (
+        dataclass_of(FIXED, OF_THE_NODE.replace("scope", "bounds")),
+        "bounds is a name that verl_clipx.losses.base.method:Method uses",
+    ),
+    (
+        dataclass_of("Grpo, name='wrong'", OF_THE_NODE.replace("scope", "loss_value")),
+        "loss_value is a name that verl_clipx.losses.base.method:Method uses",
+    ),
+    (
+        dataclass_of("ClipCov, name='wrong'", OF_THE_NODE.replace("scope", "find_drawn")),
+        "find_drawn is a name that verl_clipx.losses.methods.clip_cov:ClipCov uses",
+    ),
     (dataclass_of(FIXED, OF_THE_NODE), "scope has the name of a key"),
     (dataclass_of(FIXED, "strength: float = 1.0"), "write strength = verl_clipx.parameter(default"),
     (dataclass_of(FIXED, "formula = '1 - w'"), "formula='1 - w' must be a tuple of texts: the lower bound"),
@@ -251,6 +263,37 @@ def test_a_mistake_is_named_and_leaves_the_modules_others_alone(text, message, u
         assert (evaluate(method, **inputs).weight == weight).all()
         assert f"clipx_users_{name.lower()}" in POLICY_LOSS_REGISTRY
     assert (METHODS["grpo"], METHODS["acpo"]) == (Grpo, Acpo)
+
+
+DUAL_CLIPPED = """
+def clip(t_ratio, advantages, dual_clip):
+    return torch.where((advantages < 0) & (t_ratio > dual_clip), 0.0, t_ratio)
+
+@register_loss("users_function")
+def function(ratio, advantages, *, dual_clip=2.0):
+    return clip(ratio, advantages, dual_clip)
+
+@dataclass(frozen=True, kw_only=True)
+class Class(Method, name="users_class"):
+    dual_clip: float = parameter(2.0, number(above=1, at_most=10), "tokens with A < 0 above it have no gradient")
+
+    def gradient_weight(self, t, bounds):
+        return clip(t.ratio, t.advantages, self.dual_clip)
+"""
+
+
+@pytest.mark.parametrize("name", ["function", "Class"])
+def test_a_method_may_have_a_dual_clip_and_logs_what_it_clips(name, users_module):
+    users_module(HEAD + DUAL_CLIPPED)
+    config = built(hydra_s("+clipx=custom", f"clipx.function=users_losses:{name}", "+clipx.dual_clip=1.1"))
+    assert config.policy_loss.clipx.method.dual_clip == 1.1
+    _, gradient, metrics = call("clipx_custom", config, TENSORS)
+    mask, advantages = TENSORS["response_mask"], TENSORS["advantages"]
+    ratio = (TENSORS["log_prob"] - TENSORS["old_log_prob"]).exp()
+    is_clipped = mask & (advantages < 0) & (ratio > 1.1)
+    assert is_clipped.any()
+    torch.testing.assert_close(gradient, gradient_of(torch.where(is_clipped, 0.0, ratio)))
+    assert metrics["actor/pg_clipfrac_lower"] == pytest.approx((is_clipped.sum() / mask.sum()).item())
 
 
 def test_a_function_that_names_the_clamp_gets_the_ratio_without_it(users_module):

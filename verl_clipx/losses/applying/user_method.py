@@ -26,6 +26,9 @@ OFFERED = ("ratio", "advantages", "bounds", "log_prob", "old_log_prob", "entropy
 # Arguments that a loss in verl's registry has, and a gradient weight never.
 VERL_LOSS_ARGUMENTS = {"response_mask", "loss_agg_mode", "rollout_is_weights"}
 
+# The attributes of `Method` that a subclass may turn into parameters.
+MAY_BE_PARAMETERS = {"dual_clip"}
+
 # From the qualified name of a decorated function to its method, or to an error that says what is wrong with it.
 DECORATED: dict[str, type[Method] | ValueError] = {}
 
@@ -40,7 +43,7 @@ def register_loss(
     symbols: str = "",
     bounds_width: Width | None = None,
 ) -> Callable[[GradientWeight], GradientWeight]:
-    """Registers a gradient weight as a policy loss with everything that the built-in losses have.
+    """Return a decorator that registers a gradient weight as a policy loss, with everything that built-in losses have.
 
     The decorated function returns F of every token, with dJ/dlog_prob = F*A. It asks by name for what it needs of the
     tokens: ratio, advantages, log_prob, old_log_prob and entropy (of the current policy, in nats), each (sequences,
@@ -101,32 +104,32 @@ def make_method_class(name: str, gradient_weight: Callable[..., Any], **attribut
     Raises:
         ValueError: the function's signature, a default or the width of its bounds does not fit.
     """
-    signature = inspect.signature(gradient_weight).parameters
+    arguments = inspect.signature(gradient_weight).parameters
     fields = []
     own_parameters = []
     if has_verl_loss_signature(gradient_weight):
         raise ValueError(f"register_loss({name!r}): {explain_verl_loss(gradient_weight)}")
     inherited = {field.name: field.metadata for field in dataclasses.fields(FixedBounds)}
     # The method has bounds if the function asks for them, or has one of the two parameters that set them.
-    has_bounds = bool({"bounds", "clip_low", "clip_high"} & signature.keys())
-    for key, given in signature.items():
+    has_bounds = bool({"bounds", "clip_low", "clip_high"} & arguments.keys())
+    for key, argument in arguments.items():
         if key in OFFERED:
             continue
-        if given.kind is not inspect.Parameter.KEYWORD_ONLY or given.default is inspect.Parameter.empty:
+        if argument.kind is not inspect.Parameter.KEYWORD_ONLY or argument.default is inspect.Parameter.empty:
             raise ValueError(
                 f"register_loss({name!r}): {qualified_name(gradient_weight)} asks for {key!r}, but a function may ask "
                 f"only for {', '.join(OFFERED)}. If {key} is a parameter, make it keyword-only with a default: *, "
                 f"{key}=1.0. For statistics, or other fields of the tokens, subclass verl_clipx.Method."
             )
         own_parameters.append(key)
-        # A parameter that the bounds have too keeps their range, with the function's default.
+        # A parameter that `FixedBounds` has too keeps its range there, and has the function's default.
         if key in inherited:
             allowed = inherited[key]["allowed"]
             meaning = inherited[key]["meaning"]
         else:
-            allowed = allow_kind_of(given.default, given.annotation)
+            allowed = allow_kind_of(argument.default, argument.annotation)
             meaning = f"a parameter of {qualified_name(gradient_weight)}"
-        fields.append((key, type(given.default), parameter(given.default, allowed, meaning)))
+        fields.append((key, type(argument.default), parameter(argument.default, allowed, meaning)))
     reject_held_parameters(name, gradient_weight, attributes.get("bounds_width"), own_parameters)
 
     def call_gradient_weight(self: Method, t: Tokens, bounds: Bounds) -> Tensor:
@@ -134,7 +137,7 @@ def make_method_class(name: str, gradient_weight: Callable[..., Any], **attribut
         # A function that has the clamp as a parameter clamps by itself.
         ratio = t.free_ratio if "log_ratio_clamp" in own_parameters else t.ratio
         offered = {**t._asdict(), "ratio": ratio, "bounds": bounds}
-        asked_for = {key: offered[key] for key in OFFERED if key in signature}
+        asked_for = {key: offered[key] for key in OFFERED if key in arguments}
         parameters = {key: getattr(self, key) for key in own_parameters}
         return gradient_weight(**asked_for, **parameters)
 
@@ -143,7 +146,7 @@ def make_method_class(name: str, gradient_weight: Callable[..., Any], **attribut
         "__module__": gradient_weight.__module__,
         "__qualname__": gradient_weight.__qualname__,
         "gradient_weight": call_gradient_weight,
-        "asks_for": tuple(key for key in OPTIONAL if key in OFFERED and key in signature),
+        "asks_for": tuple(key for key in OPTIONAL if key in OFFERED and key in arguments),
         **attributes,
         "loss_value": Method.loss_value,
     }
@@ -157,7 +160,14 @@ def make_method_class(name: str, gradient_weight: Callable[..., Any], **attribut
 def reject_held_parameters(
     name: str, gradient_weight: Callable[..., Any], width: Width | None, own_parameters: list[str]
 ) -> None:
-    """Raise a ValueError if a function takes the bounds that `+clipx/hold` would set as parameters of its own."""
+    """Raise ValueError if a function takes the bounds that `+clipx/hold` would set as parameters of its own.
+
+    Args:
+        name: as for `register_loss`.
+        gradient_weight: the decorated function.
+        width: the width of its bounds; None: they have none, and the function may take any parameter.
+        own_parameters: the names of the function's parameters.
+    """
     if width is None:
         return
     held_parameters = [key for key in width.parameters if key in own_parameters]
@@ -170,7 +180,7 @@ def reject_held_parameters(
 
 
 def has_verl_loss_signature(function: Any) -> bool:
-    """Return whether a function has an argument that verl passes to the losses of its registry and ours do not get."""
+    """Return whether a function has one of `VERL_LOSS_ARGUMENTS`."""
     if isinstance(function, type) or not callable(function):
         return False
     try:
@@ -182,7 +192,7 @@ def has_verl_loss_signature(function: Any) -> bool:
 
 
 def explain_verl_loss(function: Callable[..., Any]) -> str:
-    """Return, in sentences, what to do with a function that has the signature of a loss in verl's registry."""
+    """Return the message that says what to do with a function that has the signature of a loss in verl's registry."""
     name = qualified_name(function)
     module, _, attribute = name.partition(":")
     registers = f"@verl.trainer.ppo.core_algos.register_policy_loss({attribute!r})"
@@ -222,7 +232,7 @@ def allow_kind_of(default: Any, annotation: Any) -> Allowed:
 
 
 def require_number(value: Any) -> int | float:
-    """Return a number unchanged; raise a ValueError for anything that is not a number that float32 holds."""
+    """Return a number unchanged; raise ValueError for anything else, and for a number beyond float32's range."""
     ANY.convert(value)
     return value
 
@@ -264,8 +274,11 @@ def load_method(function: str) -> type[Method]:
 def find_method(loaded: Any) -> type[Method]:
     """Return the method that a user's class is, or that a decorated function stands for.
 
+    Args:
+        loaded: what `clipx.function` names, or what a user's test gives to `check_loss`.
+
     Raises:
-        ValueError: `loaded` is neither, or what is wrong with it.
+        ValueError: `loaded` is neither, or something is wrong with it. The message says what to do.
     """
     is_method = isinstance(loaded, type) and issubclass(loaded, Method)
     method = loaded if is_method else DECORATED.get(qualified_name(loaded))
@@ -279,8 +292,8 @@ def find_method(loaded: Any) -> type[Method]:
     if isinstance(method, ValueError):
         raise method
     # The name and the fields must be the class's own: with those that it inherits, a run would announce its parent.
-    attributes = vars(method)
-    if not attributes.get("name") or "__dataclass_fields__" not in attributes:
+    own_attributes = vars(method)
+    if not own_attributes.get("name") or "__dataclass_fields__" not in own_attributes:
         raise ValueError(
             f"{qualified_name(method)}: write it as @dataclass(frozen=True, kw_only=True) "
             f'class {method.__name__}(Method, name="…").'
@@ -292,13 +305,18 @@ def find_method(loaded: Any) -> type[Method]:
 
 
 def reject_unusable_fields(method: type[Method]) -> None:
-    """Raise a ValueError for a field that cannot be a parameter, with what to do."""
+    """Raise ValueError if a field cannot be a parameter. The message says what to do."""
     parents = [parent for parent in method.__mro__[1:] if dataclasses.is_dataclass(parent)]
     inherited = {field.name for parent in parents for field in dataclasses.fields(parent)}
     for field in dataclasses.fields(method):
-        if field.name not in inherited and any(hasattr(parent, field.name) for parent in parents):
+        is_new = field.name not in inherited and field.name not in MAY_BE_PARAMETERS
+        parents_with_attribute = [parent for parent in parents if hasattr(parent, field.name)]
+        # A new parameter must not take the place of a parent's function or constant, which the package reads.
+        if is_new and parents_with_attribute:
+            # The class furthest up.
+            parent = qualified_name(parents_with_attribute[-1])
             raise ValueError(
-                f"{qualified_name(method)}: {field.name} is a name that every method uses. Give the parameter another "
+                f"{qualified_name(method)}: {field.name} is a name that {parent} uses. Give the parameter another "
                 "name; if it is a constant of that name, remove its annotation."
             )
         if "allowed" not in field.metadata:
@@ -308,36 +326,38 @@ def reject_unusable_fields(method: type[Method]) -> None:
 
 
 def reject_unusable_formula(method: type[Method]) -> None:
-    """Raise a ValueError for a formula from which no run can be qualified_name, with what to do."""
+    """Raise ValueError if a method's `formula` or `symbols` cannot describe a run. The message says what to do."""
     formula = method.formula
     symbols = method.symbols
     if isinstance(formula, property) or isinstance(symbols, property):
-        # It depends on the parameters' values.
+        # They depend on the parameters' values, which only a built method has.
         return
     if not isinstance(formula, tuple) or len(formula) == 1:
         raise ValueError(
             f"{qualified_name(method)}: formula={formula!r} must be a tuple of texts: the lower bound, empty for none, "
             "the upper bound, and any equations for what is in them."
         )
-    values = {field.name: "" for field in dataclasses.fields(method)}
+    text_by_parameter = {field.name: "" for field in dataclasses.fields(method)}
     for text in (*formula, symbols):
         try:
-            text.format(**values)
+            text.format(**text_by_parameter)
         except (LookupError, ValueError) as error:
+            names = ", ".join(text_by_parameter)
             raise ValueError(
                 f"{qualified_name(method)}: the text {text!r} of its formula or symbols cannot be filled in "
-                f"({type(error).__name__}: {error}). Braces must contain the name of a parameter: {', '.join(values)}. "
+                f"({type(error).__name__}: {error}). Braces must contain the name of a parameter: {names}. "
                 "For a brace that is part of the text, write two."
             ) from error
 
 
 def reject_unusable_width(method: type[Method]) -> None:
-    """Raise a ValueError if the bounds_width of a method names parameters that it does not have, with what to do."""
+    """Raise ValueError if a method's `bounds_width` names parameters that it lacks. The message says what to do."""
     width = method.bounds_width
     if width is None:
         return
     names = {field.name for field in dataclasses.fields(method)}
-    for name in (*width.parameters, *dict(width.only_with)):
+    names_with_condition = [name for name, _ in width.only_with]
+    for name in (*width.parameters, *names_with_condition):
         if name not in names:
             raise ValueError(
                 f"{qualified_name(method)}: bounds_width names {name}, which is not one of its parameters. Name the "
