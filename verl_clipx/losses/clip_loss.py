@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.losses.applying.loss import apply, make_shaped_tokens, per_token_loss, statistics_of
+from verl_clipx.losses.applying.loss import apply, compute_statistics, make_shaped_tokens, per_token_loss
 from verl_clipx.losses.base.parameters import NODE, reject_unknown
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.losses.base.tokens import Inputs
@@ -99,7 +99,7 @@ class ClipLoss:
         """
         method = self.settings.method
         t = make_shaped_tokens(method, self.settings.shaping, self.inputs(*tokens, **optional))
-        own = method.statistics(t) if first is None else statistics_of(method, t, None, first[1:])
+        own = method.statistics(t) if first is None else compute_statistics(method, t, None, first[1:])
         return torch.cat([t.mask.sum(dtype=torch.float64)[None], own])
 
     def decide(self, statistics: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from verl_clipx.losses.applying.loss import statistics_of
+from verl_clipx.losses.applying.loss import compute_statistics
 from verl_clipx.losses.base.tokens import Tokens
 from verl_clipx.losses.methods import Bounds, Method
 
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
 
 def decision(method: Method, t: Tokens) -> Tensor:
     """What a method decides from tokens."""
-    return method.decide(statistics_of(method, t, None))
+    return method.decide(compute_statistics(method, t, None))
 
 
 def outcome(method: Method, t: Tokens, bounds: Bounds | None = None) -> Outcome:

@@ -1,4 +1,4 @@
-"""The weights by which verl's modes of aggregation average a loss: one per sequence, and no matrix."""
+"""Computes the factors by which verl's modes of aggregation multiply the loss of each token, without a full matrix."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ def sequence_weight(
     loss_scale_factor: int | None = None,
     **others: Any,
 ) -> Tensor | float | None:
-    """Returns the factor by which verl's `agg_loss` multiplies the loss of each token.
+    """Return the factor by which verl's `agg_loss` multiplies the loss of each token.
 
     Args:
-        mask: the tokens that the loss is averaged over, (sequences, length).
+        mask: the tokens that the loss is averaged over, bool, (sequences, length).
         mode: verl's `loss_agg_mode`.
-        dtype: that of the loss.
+        dtype: the loss's dtype.
         dp_size, batch_num_tokens, global_batch_size, loss_scale_factor: the arguments of `agg_loss` of these names.
         others: any further arguments of `agg_loss`.
 
@@ -29,7 +29,8 @@ def sequence_weight(
         One factor for all tokens, or one for each sequence, (sequences, 1). None if `agg_loss` itself must be called:
         this function does not know the mode or the further arguments, or `agg_loss` refuses them.
     """
-    # What the mean is over in the whole mini-batch, its tokens or its sequences; None: those of this micro-batch.
+    # The number of tokens or sequences in the whole mini-batch, by which a mean divides; None: the number in this
+    # micro-batch.
     total = batch_num_tokens if mode == "token-mean" else global_batch_size
     if others or (total is None and dp_size > 1 and mode != "token-sum"):
         return None
@@ -43,13 +44,14 @@ def sequence_weight(
         return dp_size / total
     if mode not in ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"):
         return None
-    tokens_of_sequence = mask.sum(-1, keepdim=True)
+    token_counts = mask.sum(-1, keepdim=True)
     if total is None:
-        total = (tokens_of_sequence > 0).sum(dtype=dtype)
+        total = (token_counts > 0).sum(dtype=dtype)
     factor = dp_size / total
     if mode == "seq-mean-token-sum-norm":
-        return factor / (mask.shape[-1] if loss_scale_factor is None else loss_scale_factor)
+        length = mask.shape[-1] if loss_scale_factor is None else loss_scale_factor
+        return factor / length
     if mode == "seq-mean-token-mean":
         # verl adds the same small number, in the same dtype, so that an empty sequence does not divide by 0.
-        return factor / (tokens_of_sequence + 1e-8).to(dtype)
+        return factor / (token_counts + 1e-8).to(dtype)
     return factor

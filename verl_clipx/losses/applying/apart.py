@@ -7,11 +7,13 @@ from torch import Tensor
 
 from verl_clipx.losses.base.tolerances import TOLERANCES
 
-# How far two gradients may differ, relative to a token's, by the dtype of log_prob.
+# From the dtype of log_prob to how far two gradients of a token may differ, relative to their size.
 RESOLVED = {getattr(torch, name): tolerance for name, tolerance in TOLERANCES.items()}
-# A token's gradient counts as at least this share of what it is at F = 1: a clipped token's is 0.
+# The size of a token's gradient counts as at least this share of what it is at F = 1. The gradient of a clipped token
+# is 0, and nothing could be relative to that.
 LEAST = 0.01
-# How far rounding may move log_prob, in nats. A token closer to a bound may have the gradient of either side.
+# How far rounding may move log_prob, in nats. A token that is closer than this to a bound may have the gradient of
+# either side.
 ROUNDING = 1e-6
 
 
@@ -30,13 +32,15 @@ def apart(gradient: Tensor, announced: Tensor, at_ratio_1: Tensor, besides: Tens
         and infinite where only the actual gradient is not finite.
     """
     limits = torch.finfo(gradient.dtype)
-    is_announced = announced.isfinite().all(0) & besides.isfinite()
-    parts = torch.stack([announced[0], besides, LEAST * at_ratio_1.nan_to_num(nan=0.0)])
-    size = parts.abs().amax(0).clamp(limits.smallest_normal, limits.max)
+    is_known = announced.isfinite().all(0) & besides.isfinite()
+    sizes = torch.stack([announced[0], besides, LEAST * at_ratio_1.nan_to_num(nan=0.0)]).abs()
+    size = sizes.amax(0).clamp(limits.smallest_normal, limits.max)
     # The gradient may be of a narrower dtype, in which what overflows becomes its largest number.
-    sides = (announced + besides).clamp(-limits.max, limits.max)
-    difference = torch.maximum(sides.amin(0) - gradient, gradient - sides.amax(0)).clamp(min=0) / size
-    return difference.nan_to_num(nan=torch.inf, posinf=torch.inf).where(is_announced, torch.nan)
+    expected = (announced + besides).clamp(-limits.max, limits.max)
+    too_low_by = expected.amin(0) - gradient
+    too_high_by = gradient - expected.amax(0)
+    difference = torch.maximum(too_low_by, too_high_by).clamp(min=0) / size
+    return difference.nan_to_num(nan=torch.inf, posinf=torch.inf).where(is_known, torch.nan)
 
 
 def largest_known(differences: Tensor) -> float:

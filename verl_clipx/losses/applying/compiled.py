@@ -27,6 +27,8 @@ class TokenFunctions:
     """`token_loss` and `token_statistics` for one configuration, compiled or not. No gradient flows through them.
 
     Args:
+        method: the configuration's method.
+        shaping: the configuration's shaping of the advantages; None: they stay as they are.
         compiled: whether to compile. If the compiler is missing, or if it or a compiled function fails, one warning is
             logged, and both functions run uncompiled from then on.
     """
@@ -75,7 +77,12 @@ class TokenFunctions:
         return TokenLoss(value=value[:rows, :columns], weighted=weighted[:rows, :columns], sums=sums)
 
     def statistics(self, inputs: Inputs, first: Tensor | None = None) -> Tensor:
-        """Return what `token_statistics` returns for the configuration's method and shaping."""
+        """Return what `token_statistics` returns for the configuration's method and shaping.
+
+        Args:
+            inputs: the micro-batch.
+            first: as for `token_statistics`.
+        """
         if self.method.statistics_size == 0:
             return torch.zeros(0, dtype=torch.float64, device=inputs.mask.device)
         function = token_statistics_in_parts if self.compiled else token_statistics
@@ -133,7 +140,8 @@ def pad_to_parts(inputs: Inputs) -> Inputs:
     missing_columns = part_count * PART - columns
 
     def lengthen(values: Tensor | None) -> Tensor | None:
-        # `group` has no columns.
+        """Return a field of the inputs with the missing columns at its end; unchanged if it has no columns."""
+        # Only `group` has one dimension.
         if values is None or values.ndim == 1:
             return values
         return pad(values, (0, missing_columns))
@@ -141,13 +149,15 @@ def pad_to_parts(inputs: Inputs) -> Inputs:
     return Inputs(*map(lengthen, inputs))
 
 
-# Return a configuration's functions. A process creates them only once, with the arguments of `TokenFunctions`.
-token_functions = cache(TokenFunctions)
+@cache
+def token_functions(method: Method, shaping: Shaping | None, *, compiled: bool) -> TokenFunctions:
+    """Return a configuration's functions. A process makes them once. The arguments are those of `TokenFunctions`."""
+    return TokenFunctions(method, shaping, compiled=compiled)
 
 
-# By default the compiler stores a per-token intermediate result that is computed from many tensors or by many
-# operations. With these options it computes the result again wherever it is needed, so that the statistics read the
-# tokens only once.
+# The compiler's options, by function. By default the compiler stores a per-token intermediate result that is computed
+# from many tensors or by many operations. With these options it computes the result again wherever it is needed, so
+# that the statistics read the tokens only once.
 OPTIONS = {token_statistics_in_parts: {"realize_reads_threshold": 100, "realize_opcount_threshold": 1000}}
 
 

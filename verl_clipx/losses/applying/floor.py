@@ -1,4 +1,4 @@
-"""The floor: how far rounding alone moves ratios that would be 1 in exact arithmetic, as sums over tokens."""
+"""Measures the floor, which is how far rounding alone moves ratios that would be 1 without it, as sums over tokens."""
 
 from collections.abc import Mapping
 
@@ -50,7 +50,7 @@ def floor_bins(inputs: Inputs, floor: Floor) -> dict[str, Tensor]:
 
 
 def clipped_at_ratio_one(sums: Mapping[str, float], floor: Floor) -> dict[str, float]:
-    """Return the clipped tokens of an update at ratio 1 under the keys of the floor's clip fractions.
+    """Return how many tokens of an update at ratio 1 are clipped, under the keys of the floor's clip fractions.
 
     Args:
         sums: the update's sums by metric key, among them the tokens clipped below and above.

@@ -1,4 +1,4 @@
-"""From tokens to the loss's value, F * A and the metrics' sums: pure functions of tensors, fused by `compiled.py`."""
+"""Computes the loss's value, F * A and the metrics' sums from tokens: pure functions of tensors for `compiled.py`."""
 
 import math
 from typing import NamedTuple
@@ -18,10 +18,10 @@ class Applied(NamedTuple):
 
     Args:
         tokens: the tokens, with shaped advantages.
-        statistics: the statistics of these tokens, float64, as `statistics_of` returns them; None if the decision was
-            given.
+        statistics: the statistics of these tokens, float64, as `compute_statistics` returns them; None if the decision
+            was given.
         decision: the vector from which the bounds follow, float64.
-        bounds: the clip bounds on `Method.bounded`.
+        bounds: the clip bounds on what `Method.bounded` returns.
         weight: the gradient weight F; values outside the mask have no meaning.
         value: what is logged as the loss, 0 outside the mask.
         weighted: minus the gradient of the loss with respect to log_prob, 0 outside the mask. It is F * A, unless
@@ -42,7 +42,7 @@ def apply(method: Method, shaping: Shaping | None, inputs: Inputs, decision: Ten
 
     Args:
         method: the method.
-        shaping: what changes the advantages first; None: nothing.
+        shaping: what changes the advantages first; None: they stay as they are.
         inputs: the micro-batch.
         decision: what the method decided; None: the method decides from the statistics of these tokens.
 
@@ -53,7 +53,7 @@ def apply(method: Method, shaping: Shaping | None, inputs: Inputs, decision: Ten
     t = make_shaped_tokens(method, shaping, inputs)
     statistics = None
     if decision is None:
-        statistics = statistics_of(method, t, inputs.counted)
+        statistics = compute_statistics(method, t, inputs.counted)
         decision = method.decide(statistics)
     bounds = method.bounds(t, decision)
     weight = method.gradient_weight(t, bounds)
@@ -87,9 +87,12 @@ class TokenLoss(NamedTuple):
 
 
 def make_shaped_tokens(method: Method, shaping: Shaping | None, inputs: Inputs) -> Tokens:
-    """Return the tokens of a micro-batch as `prepare_tokens` makes them, with the advantages that `shaping` computes.
+    """Return the tokens of a micro-batch as `prepare_tokens` makes them, with shaped advantages.
 
-    Without shaping (None), the advantages stay as they are.
+    Args:
+        method: the method, which knows where log-ratios are clamped.
+        shaping: computes the advantages; None: they stay as they are.
+        inputs: the micro-batch.
     """
     t = prepare_tokens(inputs, method.log_ratio_clamp)
     if shaping is None:
@@ -97,7 +100,7 @@ def make_shaped_tokens(method: Method, shaping: Shaping | None, inputs: Inputs) 
     return t._replace(advantages=shaping.advantages(t))
 
 
-def statistics_of(method: Method, t: Tokens, counted: Tensor | None, first: Tensor | None = None) -> Tensor:
+def compute_statistics(method: Method, t: Tokens, counted: Tensor | None, first: Tensor | None = None) -> Tensor:
     """Return the additive statistics of the tokens that count: those of the first stage, then those of the second.
 
     Args:
@@ -121,17 +124,33 @@ def statistics_of(method: Method, t: Tokens, counted: Tensor | None, first: Tens
 
 
 def token_statistics(method: Method, shaping: Shaping | None, inputs: Inputs, first: Tensor | None = None) -> Tensor:
-    """Return the additive statistics of a micro-batch from which a method's bounds follow, as `statistics_of` does."""
+    """Return the statistics of a micro-batch from which a method's bounds follow.
+
+    Args:
+        method, first: as for `compute_statistics`.
+        shaping: what changes the advantages first; None: they stay as they are.
+        inputs: the micro-batch.
+
+    Returns:
+        What `compute_statistics` returns.
+    """
     t = make_shaped_tokens(method, shaping, inputs)
-    return statistics_of(method, t, inputs.counted, first)
+    return compute_statistics(method, t, inputs.counted, first)
 
 
 def token_loss(method: Method, shaping: Shaping | None, inputs: Inputs, decision: Tensor) -> TokenLoss:
-    """Return a method's loss per token, as `apply` computes it, with the sums of its metrics."""
+    """Return a method's loss per token, and the sums of its metrics. The arguments are as for `apply`."""
     t, _, _, bounds, weight, value, weighted = apply(method, shaping, inputs, decision)
     # The sums do not need the weight, and while they are computed it would add to the loss's peak memory.
     del weight
-    sums = token_sums(t, method.bounded(t), bounds, weighted, method.dual_clip, inputs.counted)
+    sums = token_sums(
+        t,
+        bounded=method.bounded(t),
+        bounds=bounds,
+        weighted=weighted,
+        dual_clip=method.dual_clip,
+        counted=inputs.counted,
+    )
     return TokenLoss(value=value, weighted=weighted, sums=sums)
 
 

@@ -8,7 +8,7 @@ from verl_clipx.losses.base.metric import Metric
 from verl_clipx.losses.base.shared_metrics import METRICS
 from verl_clipx.losses.methods import BUILT_IN, METHODS
 
-# What most readers look for comes first, what only few need last.
+# The sections in order: what most readers look for comes first, what only few need comes last.
 SECTIONS = (
     "What was clipped",
     "How far the policy moved",
@@ -19,6 +19,7 @@ SECTIONS = (
     "Stale samples",
     "How much is rounding",
 )
+# The lists that there are, as for `rows_of`.
 LISTS = ("default", "observe")
 
 
@@ -37,13 +38,20 @@ class Row(NamedTuple):
 
 
 def every_metric(methods: Iterable[str]) -> list[tuple[str, Metric]]:
-    """Each metric that runs with some methods may log, with the name of its method, empty for a shared metric."""
+    """Return every metric that runs with one of these methods may log.
+
+    Args:
+        methods: the names of the methods.
+
+    Returns:
+        Pairs of a method's name and a metric of it. The name is empty for a metric that every method logs.
+    """
     of_methods = [(name, metric) for name in methods for metric in METHODS[name].logs]
     return [("", metric) for metric in METRICS] + of_methods
 
 
 def rows_of(which: str) -> list[Row]:
-    """The rows of a list.
+    """Return the rows of a list, by section.
 
     Args:
         which: "default" for what runs log, "observe" for what +clipx=observe logs with another meaning.
@@ -53,27 +61,33 @@ def rows_of(which: str) -> list[Row]:
         entries = [("", metric) for metric in OBSERVED_METRICS if id(metric) not in shared]
     else:
         entries = every_metric(BUILT_IN)
-    return merge(sorted(entries, key=lambda entry: SECTIONS.index(entry[1].section)))
+    in_order = sorted(entries, key=lambda entry: SECTIONS.index(entry[1].section))
+    return merge(in_order)
 
 
 def merge(entries: Iterable[tuple[str, Metric]]) -> list[Row]:
-    """Merges neighbours with the same section and meaning, given with their method's name or "", into one row."""
+    """Return a row for each metric, but one for neighbours that have the same section and meaning.
+
+    Args:
+        entries: pairs, as `every_metric` returns them.
+    """
     rows: list[Row] = []
     for method, metric in entries:
         meaning = f"{method.upper()}: {metric.meaning}" if method else metric.meaning
         key = metric.key.removeprefix("actor/")
         if metric.numbered:
-            # One metric of several, such as one a bin; the first stands for all of them.
+            # The first member stands for the whole family.
             key += f"/{metric.numbered}_0"
-        if rows and (rows[-1].metric.section, rows[-1].meaning) == (metric.section, meaning):
-            rows[-1].keys.append(key)
+        previous = rows[-1] if rows else None
+        if previous is not None and previous.metric.section == metric.section and previous.meaning == meaning:
+            previous.keys.append(key)
         else:
             rows.append(Row(keys=[key], meaning=meaning, metric=metric))
     return rows
 
 
 def markdown_table(which: str) -> str:
-    """A table in Markdown, for the site; `which` is as for `rows_of`."""
+    """Return a list as a table in Markdown, for the site; `which` is as for `rows_of`."""
     lines = ["| key | meaning |", "|---|---|"]
     section = ""
     for row in rows_of(which):

@@ -34,41 +34,51 @@ class TokenTrace(NamedTuple):
 
 
 def token_trace(method: Method, applied: Applied, factor: Tensor | float) -> TokenTrace:
-    """Traces what a method does to each token.
+    """Return what a method does to each token.
 
     Args:
-        factor: of verl's rollout correction and of entropy selection on F, broadcastable to (sequences, length).
+        method: the method.
+        applied: the method applied to the tokens.
+        factor: what verl's rollout correction and entropy selection multiply F by, broadcastable to (sequences,
+            length).
     """
     bounded = method.bounded(applied.tokens)
-    return _trace(applied.tokens, bounded, applied.bounds, applied.weight * factor)
+    return _make_trace(applied.tokens, bounded, applied.bounds, applied.weight * factor)
 
 
 def observed_token_trace(
     inputs: Inputs, gradient: Tensor, bounds: Bounds, by_sequence: bool, share: Tensor | float
 ) -> TokenTrace:
-    """Traces what any loss does to each token: F = -gradient / (share * advantage), and 0 where the advantage is 0.
+    """Return what any loss does to each token: F = -gradient / (share * advantage), and 0 where the advantage is 0.
 
     Args:
         inputs, gradient, bounds, by_sequence: as for `observed.observed_sums`.
-        share: the factor of each token's loss in the scalar loss, broadcastable to (sequences, length).
+        share: what each token's loss is multiplied by in the scalar loss, broadcastable to (sequences, length).
     """
     t = prepare_tokens(inputs, LARGEST_LOG_RATIO)
     weighted = -gradient.to(t.ratio.dtype) / share
     weight = where(t.advantages != 0, weighted / t.advantages, 0.0)
-    return _trace(t, compute_bounded(t, by_sequence), bounds, weight)
+    return _make_trace(t, compute_bounded(t, by_sequence), bounds, weight)
 
 
-def _trace(t: Tokens, bounded: Tensor, bounds: Bounds, weight: Tensor) -> TokenTrace:
-    """Returns the trace of these numbers, each with one value per token."""
-    # Bounds may be numbers, and values for whole sequences are (sequences, 1).
-    for_each_token = torch.zeros_like(t.ratio)
+def _make_trace(t: Tokens, bounded: Tensor, bounds: Bounds, weight: Tensor) -> TokenTrace:
+    """Return a trace in which each number has one value per token.
+
+    Args:
+        t: the tokens.
+        bounded: what the bounds act on, broadcastable to (sequences, length), like all that follow.
+        bounds: the bounds.
+        weight: the gradient weight F.
+    """
+    # Added to a number, or to one value per sequence, it makes one value per token.
+    zeros = torch.zeros_like(t.ratio)
     return TokenTrace(
         log_prob=t.log_prob,
         old_log_prob=t.old_log_prob,
         ratio=t.ratio,
         advantage=t.advantages,
-        bounded=for_each_token + bounded,
-        low=for_each_token + bounds.low,
-        high=for_each_token + bounds.high,
-        weight=for_each_token + weight,
+        bounded=zeros + bounded,
+        low=zeros + bounds.low,
+        high=zeros + bounds.high,
+        weight=zeros + weight,
     )
