@@ -19,7 +19,7 @@ from tests.golden.runs import registered_loss
 from verl_clipx import clip_loss
 from verl_clipx.losses.clip_loss import NEEDED
 from verl_clipx.losses.contract.contract import example
-from verl_clipx.losses.groups import node_of
+from verl_clipx.losses.groups import read_node
 from verl_clipx.losses.methods import BUILT_IN, METHODS
 from verl_clipx.run.config import RunSettings
 
@@ -162,7 +162,7 @@ def test_a_methods_name_means_the_same_where_no_group_can_be_read(name, monkeypa
 
 def test_a_group_where_no_group_can_be_read_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "omegaconf", None)
-    node_of.cache_clear()
+    read_node.cache_clear()
     with pytest.raises(ModuleNotFoundError, match=r"dapo is a group .* pip install omegaconf.* grpo, .*dapo\.yaml"):
         clip_loss("dapo")
 

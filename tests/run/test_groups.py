@@ -14,7 +14,7 @@ from tests.losses.methods.facts import facts
 from verl_clipx.cli import app
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.losses.configs_folder import configs_folder
-from verl_clipx.losses.groups import group_names, group_settings, node_of
+from verl_clipx.losses.groups import group_names, group_settings, read_node
 from verl_clipx.losses.methods import METHODS
 from verl_clipx.losses.modifiers import AdvantageReweighting, EntropySelection, Lopti
 from verl_clipx.run.config import parameters_of
@@ -48,7 +48,7 @@ def test_group_states_only_its_method_and_what_deviates_from_the_class_or_its_pa
     parent, _ = content.defaults
     parameters = parameters_of(METHODS[group_settings(group)["method"]])
     for name in content.clipx.keys() - {"method"}:
-        inherited = node_of(parent).get(name, parameters[name].default)
+        inherited = read_node(parent).get(name, parameters[name].default)
         assert OmegaConf.is_missing(content.clipx, name) or content.clipx[name] != inherited, name
         assert re.search(rf"\n  # .+\n  {name}:", text), f"{name} needs its reason above it"
 

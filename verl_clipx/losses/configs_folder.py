@@ -4,7 +4,11 @@ from pathlib import Path
 
 
 def configs_folder() -> Path:
-    """Returns the folder of the Hydra groups."""
+    """Return the folder of the Hydra groups.
+
+    Raises:
+        FileNotFoundError: there is none, because the installation is not complete.
+    """
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "clipx").is_dir():

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import MISSING
 
 from tests.claims.documents import ROOT
-from verl_clipx.losses.groups import group_names, groups_of, node_of
+from verl_clipx.losses.groups import group_names, groups_of, read_node
 from verl_clipx.losses.methods import BUILT_IN, METHODS
 
 from .facts import fact, facts
@@ -45,7 +45,7 @@ def missing_numbers(method: str) -> Iterator[str]:
     test = f"tests/losses/methods/test_{method}.py"
     for group in groups_of(method):
         # What a user has to give is not published.
-        if group not in fact(method, "PUBLISHED", {}) and MISSING not in node_of(group).values():
+        if group not in fact(method, "PUBLISHED", {}) and MISSING not in read_node(group).values():
             yield f"PUBLISHED in {test}: the published values of +clipx={group}"
     if not any(fact(method, name, None) for name in OTHERS):
         yield f"numbers that are not ours in {test}: one of {', '.join(OTHERS)}"

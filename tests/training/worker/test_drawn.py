@@ -24,7 +24,7 @@ from tests.composition import built_once, composition
 from tests.jagged import jagged
 from tests.training.worker.updates import Update
 from verl_clipx.losses.base.refusal import Refusal
-from verl_clipx.losses.groups import group_names, node_of
+from verl_clipx.losses.groups import group_names, read_node
 from verl_clipx.run.keys import (
     ACTOR,
     BYPASS,
@@ -146,7 +146,7 @@ TOGETHER = {
 GROUPS = tuple(OF_VERL) * 3 + tuple(
     group
     for group in group_names()
-    if group not in OF_VERL and "method" in node_of(group) and MISSING not in node_of(group).values()
+    if group not in OF_VERL and "method" in read_node(group) and MISSING not in read_node(group).values()
 )
 MODIFIERS = ("shaping=advantage_reweighting", "select=high_entropy", "select=low_entropy")
 
