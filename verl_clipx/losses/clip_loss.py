@@ -18,8 +18,8 @@ from verl_clipx.losses.modifiers import MODIFIERS
 from verl_clipx.losses.modifiers.masks import apply_mask_rule
 from verl_clipx.losses.settings import LossSettings, build_node
 
-# Statistics of fewer tokens are warned of. In docs/dev/measurements.md, 64 sequences have so many. Of the tokens that
-# ACPO clips by the mini-batch, 14 % as many are clipped by only one of the two, the mini-batch or the sequences.
+# Statistics of fewer tokens are warned of. In docs/dev/measurements.md, 64 sequences have so many. There, 14 % of what
+# ACPO clips depends on whether its bounds follow from these sequences or from the whole mini-batch.
 FEW_TOKENS = 16_384
 
 # The modifiers that work in any trainer, because they act on the tokens of one call. The others choose tokens or passes

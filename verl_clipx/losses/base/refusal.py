@@ -1,10 +1,10 @@
-"""The one error of a setting that cannot be meant as it stands, and what a mistyped name could have meant."""
+"""The error of a setting that cannot be meant as it stands, and what a mistyped name could have meant."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-# The value of a refusal that is about a key alone; it is the same object after pickling.
+# The value of a refusal that is about a key alone. An ellipsis, because it is the same object after pickling.
 ABSENT = ...
 
 
@@ -14,7 +14,7 @@ class Refusal(ValueError):
     Args:
         key: the full key, or the word of a command line, that has to change.
         value: its value; `ABSENT` if the key alone is wrong.
-        reason: what is wrong, without a full stop; other keys in it stand with their values.
+        reason: what is wrong, without a full stop. Another key that it names has its value beside it.
         advice: what to do, in whole sentences; may be empty if the reason says it.
         others: further refusals of the same configuration.
     """
@@ -34,39 +34,63 @@ class Refusal(ValueError):
 
     def __str__(self) -> str:
         setting = self.key if self.value is ABSENT else f"{self.key}={written(self.value)}"
-        return "\n".join([f"{setting}: {self.reason}. {self.advice}".rstrip(), *map(str, self.others)])
+        own_line = f"{setting}: {self.reason}. {self.advice}".rstrip()
+        return "\n".join([own_line, *map(str, self.others)])
 
     @property
     def all(self) -> tuple["Refusal", ...]:
-        """This refusal, without its others, and they."""
+        """This refusal alone, followed by its others."""
         return (Refusal(self.key, self.value, self.reason, self.advice), *self.others)
 
 
 def refuse(refusals: Iterable[Refusal | None]) -> None:
-    """Raises the first refusal with all others, each once; returns if there is none.
+    """Raise the first refusal, with all others as its `others`. Do nothing if there is none.
+
+    Args:
+        refusals: None stands for no refusal. Refusals of the same text count once.
 
     Raises:
         Refusal: there is one.
     """
-    lines = {str(part): part for refusal in refusals if refusal is not None for part in refusal.all}
-    first, *others = [*lines.values()] or [None]
-    if first is not None:
-        raise Refusal(first.key, first.value, first.reason, first.advice, tuple(others))
+    refusal_by_text = {}
+    for refusal in refusals:
+        if refusal is not None:
+            refusal_by_text |= {str(part): part for part in refusal.all}
+    if not refusal_by_text:
+        return
+    first, *others = refusal_by_text.values()
+    raise Refusal(first.key, first.value, first.reason, first.advice, tuple(others))
 
 
 def written(value: Any) -> str:
-    """A value as it is written on the command line: null for None, quotes around text that would be something else."""
-    if isinstance(value, str) and not value.isidentifier() and (not value or value[0].isdigit()):
+    """Return a value as it is written on the command line.
+
+    None is written as null. Text is quoted if it is empty, or begins with a digit and could be taken for a number.
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, str) and (not value or value[0].isdigit()):
         return repr(value)
-    return "null" if value is None else str(value)
+    return str(value)
 
 
 def did_you_mean(word: str, known: Iterable[str], before: str = "") -> str:
-    """Returns a sentence, after a blank, that names the known words nearest to a mistyped one; empty if none is near.
+    """Return a sentence that names the known words nearest to a mistyped one, or an empty text if none is near.
 
-    `before` stands before the word where the user writes it, such as "+clipx=".
+    Args:
+        word: what the user wrote.
+        known: the words to choose from.
+        before: what stands before the word where the user writes it, such as "+clipx=".
+
+    Returns:
+        The sentence with a space before it, so that it can be added to a message.
     """
     known = list(dict.fromkeys(known))
     # Two swapped letters are the commonest mistake, and difflib does not rank them first.
-    near = [one for one in known if sorted(one) == sorted(word)] or get_close_matches(word, known, n=3)
-    return f" Did you mean {' or '.join(f'{before}{one}' for one in near)}?" if near else ""
+    near = [candidate for candidate in known if sorted(candidate) == sorted(word)]
+    if not near:
+        near = get_close_matches(word, known, n=3)
+    if not near:
+        return ""
+    suggestions = " or ".join(f"{before}{candidate}" for candidate in near)
+    return f" Did you mean {suggestions}?"
