@@ -11,6 +11,7 @@ from verl_clipx.losses.base.refusal import ABSENT, Refusal, did_you_mean
 # The node of a run's configuration that has the plugin's parameters.
 NODE = "clipx"
 
+# The largest number that float32 holds.
 FLOAT32_LARGEST = 3.4028234663852886e38
 
 
@@ -20,10 +21,11 @@ class Allowed:
 
     Args:
         description: the end of the sentence "must be ...".
-        convert: returns the value in its proper type, or raises ValueError/TypeError if it is not allowed.
-        ends: the smallest and the largest number that is allowed; None if it is not a number.
-        reason: why a number's ends are those of float32; empty if the parameter has its own, or if it is not a number.
-        choices: the words that are allowed; empty if it is not a choice.
+        convert: returns the value in its proper type, or raises ValueError or TypeError if it is not allowed.
+        ends: the smallest and the largest number that is allowed; None if the parameter is not a number.
+        reason: why a number's ends are those of float32; empty if it has ends of its own, or is not a number.
+        choices: the words that are allowed; empty if the parameter is not a choice.
+        null: whether null is allowed.
         usual: the range outside which a number that is allowed deserves a remark; None if it has none.
     """
 
@@ -44,23 +46,32 @@ def number(
     reason: str = "",
     usual: tuple[float, float] | None = None,
 ) -> Allowed:
-    """A number in a range. Integers are accepted and become floats; booleans and text are refused.
+    """Allow a number in a range. Integers are accepted and become floats; booleans and text are refused.
 
     What lies outside the range cannot be meant, and is refused. What is only unusual is remarked on.
 
     Args:
-        above, at_least: the lower end, which lies outside the range (above) or inside it (at_least).
-        reason: why the parameter has no end of its own, if one is missing; its range then ends with float32.
+        above: the lower end, if it lies outside the range; at least 0.
+        at_least: the lower end, if it lies inside the range.
+        at_most: the upper end, which lies inside the range.
+        reason: why the parameter has no lower or no upper end of its own; the range then ends with float32. Empty if it
+            has both.
         usual: the range outside which the line that a run prints calls a value unusual.
 
     Raises:
-        TypeError: an end and the reason are both missing. Every value of a range must be computable in float32.
+        TypeError: an end and the reason are both missing, or there are two lower ends, or a reason too many. Every
+            value of a range must be computable in float32.
     """
-    lower = at_least if above is None else above
-    complete = lower is not None and at_most is not None
-    if complete == bool(reason) or (above is not None and at_least is not None):
+    has_lower_end = above is not None or at_least is not None
+    has_both_ends = has_lower_end and at_most is not None
+    has_two_lower_ends = above is not None and at_least is not None
+    if has_both_ends == bool(reason) or has_two_lower_ends:
         raise TypeError("number() needs a lower and an upper end, or a reason why one is missing")
-    lowest = next_float32(above) if above is not None else -FLOAT32_LARGEST if at_least is None else at_least
+    lowest = -FLOAT32_LARGEST
+    if above is not None:
+        lowest = next_float32(above)
+    if at_least is not None:
+        lowest = at_least
     highest = FLOAT32_LARGEST if at_most is None else at_most
 
     def convert(value: Any) -> float:
@@ -70,63 +81,74 @@ def number(
             raise ValueError
         return float(value)
 
-    limits = [
-        f"{words} {shown(end)}"
-        for words, end in (("above", above), ("at least", at_least), ("at most", at_most))
-        if end is not None
-    ]
+    limits = []
+    for words, end in (("above", above), ("at least", at_least), ("at most", at_most)):
+        if end is not None:
+            limits.append(f"{words} {shown(end)}")
     description = "; ".join(part for part in (" and ".join(limits), reason) if part)
-    return Allowed(f"a number ({description})", convert, (lowest, highest), reason, usual=usual)
-
-
-def integer(*, at_least: int | None = None, at_most: int | None = None, reason: str = "") -> Allowed:
-    """A whole number in a range that includes its ends, as for `number`. Booleans and fractions are refused."""
-    within = number(at_least=at_least, at_most=at_most, reason=reason)
-
-    def convert(value: Any) -> int:
-        if within.convert(value) != int(value):
-            raise ValueError
-        return int(value)
-
-    return dataclasses.replace(
-        within, description=within.description.replace("a number", "a whole number", 1), convert=convert
+    return Allowed(
+        description=f"a number ({description})",
+        convert=convert,
+        ends=(lowest, highest),
+        reason=reason,
+        usual=usual,
     )
 
 
+def integer(*, at_least: int | None = None, at_most: int | None = None, reason: str = "") -> Allowed:
+    """Allow a whole number in a range that includes its ends, as for `number`. Booleans and fractions are refused."""
+    of_numbers = number(at_least=at_least, at_most=at_most, reason=reason)
+
+    def convert(value: Any) -> int:
+        if of_numbers.convert(value) != int(value):
+            raise ValueError
+        return int(value)
+
+    description = of_numbers.description.replace("a number", "a whole number", 1)
+    return dataclasses.replace(of_numbers, description=description, convert=convert)
+
+
 def next_float32(number: float) -> float:
-    """The smallest float32 above a number of at least 0 that float32 can hold."""
+    """Return the smallest float32 above a number, which must be at least 0 and one that float32 holds exactly."""
+    # The bits of neighbouring numbers of the same sign, read as whole numbers, differ by 1.
     (bits,) = struct.unpack("<I", struct.pack("<f", number))
     return struct.unpack("<f", struct.pack("<I", bits + 1))[0]
 
 
 def shown(number: float) -> str:
-    """A number as a person writes it: 1e6, not 1e+06."""
+    """Return a number as a person writes it: 1e6, not 1e+06."""
     return f"{number:g}".replace("e+0", "e").replace("e-0", "e-")
 
 
 def choice(*values: str) -> Allowed:
-    """One of the given words."""
-    return dataclasses.replace(only("one of " + ", ".join(values), lambda value: value in values), choices=values)
+    """Allow one of the given words."""
+    allowed = only("one of " + ", ".join(values), lambda value: value in values)
+    return dataclasses.replace(allowed, choices=values)
 
 
 def boolean() -> Allowed:
-    """True or false. 0 and 1 are refused."""
+    """Allow true or false. 0 and 1 are refused."""
     return only("true or false", lambda value: isinstance(value, bool))
 
 
 def only(description: str, fits: Callable[[Any], bool]) -> Allowed:
-    """The values that fit, unchanged; the description ends the sentence "must be ..."."""
+    """Allow the values that fit, which stay unchanged.
+
+    Args:
+        description: the end of the sentence "must be ...".
+        fits: whether a value is allowed.
+    """
 
     def convert(value: Any) -> Any:
         if not fits(value):
             raise ValueError
         return value
 
-    return Allowed(description, convert)
+    return Allowed(description=description, convert=convert)
 
 
 def optional(allowed: Allowed) -> Allowed:
-    """The values that `allowed` accepts, or null."""
+    """Allow null too."""
     return dataclasses.replace(
         allowed,
         description=f"{allowed.description}, or null",
@@ -136,17 +158,22 @@ def optional(allowed: Allowed) -> Allowed:
 
 
 class Conversion(NamedTuple):
-    """The conversion of a number of verl's into a parameter's."""
+    """The conversion of a number of verl's into a parameter's.
+
+    Args:
+        convert: from verl's number to the parameter's.
+        formula: the same as a text, in x, for pages and messages.
+    """
 
     convert: Callable[[float], float]
     formula: str
 
 
 UNCHANGED = Conversion(lambda x: x, "x")
-# Rounded, so that 1 - 0.2 is exactly 0.8.
+# From a width to a bound on the ratio, rounded so that 1 - 0.2 is exactly 0.8.
 BELOW_ONE = Conversion(lambda x: round(1 - x, 12), "1 − x")
 ABOVE_ONE = Conversion(lambda x: round(1 + x, 12), "1 + x")
-# From a width on the log-ratio.
+# From a width on the log-ratio to a bound on the ratio.
 BELOW_ZERO = Conversion(lambda x: math.exp(-x), "exp(−x)")
 ABOVE_ZERO = Conversion(math.exp, "exp(x)")
 
@@ -174,14 +201,15 @@ HIGH = "high"
 BESIDE = "beside"
 GUARD = "guard"
 
-LOWER_WIDTH = VerlKey(("clip_ratio_low",), BELOW_ONE, "clip_ratio")
-UPPER_WIDTH = VerlKey(("clip_ratio_high",), ABOVE_ONE, "clip_ratio")
+# verl's keys for the bounds on a ratio, which are widths below and above 1.
+LOWER_WIDTH = VerlKey(("clip_ratio_low",), conversion=BELOW_ONE, fallback="clip_ratio")
+UPPER_WIDTH = VerlKey(("clip_ratio_high",), conversion=ABOVE_ONE, fallback="clip_ratio")
 
 
 def parameter(
     default: Any, allowed: Allowed, meaning: str, source: str = "", verl: VerlKey | None = None, *, role: str = ""
 ) -> Any:
-    """A dataclass field with its meaning and its allowed values.
+    """Return a dataclass field with its meaning and its allowed values.
 
     Args:
         default: the value when the user gives none.
@@ -189,7 +217,7 @@ def parameter(
         meaning: one line, shown by `clipx methods`.
         source: where the default comes from: paper, script (its authors' release) or choice (this project's); empty if
             nothing outside this project says what it should be.
-        verl: the key of verl's that it takes over, or None.
+        verl: the key of verl's that it takes over; None: there is no such key.
         role: how it limits the gradient weight: `LOW`, `HIGH`, `BESIDE`, `GUARD` or a noun; empty if it does not.
     """
     metadata = {"allowed": allowed, "meaning": meaning, "source": source, "verl": verl, "role": role}
@@ -197,13 +225,14 @@ def parameter(
 
 
 def validate(config: Any, node: str) -> None:
-    """Converts and checks every parameter of a frozen dataclass in place.
+    """Check and convert every parameter of a frozen dataclass in place.
 
     Args:
+        config: the instance. Fields that `parameter` did not make stay as they are.
         node: the configuration node that the fields are under, for the message.
 
     Raises:
-        Refusal: a value is not allowed; names key, value and what is allowed.
+        Refusal: a value is not allowed. The message names key, value and what is allowed.
     """
     for field in dataclasses.fields(config):
         allowed = field.metadata.get("allowed")
@@ -213,8 +242,9 @@ def validate(config: Any, node: str) -> None:
         try:
             converted = allowed.convert(value)
         except (ValueError, TypeError, OverflowError):
-            hint = slip(field.name, value)
+            hint = explain_width(field.name, value)
             raise Refusal(f"{node}.{field.name}", value, f"must be {allowed.description}", hint) from None
+        # The dataclass is frozen, so a plain assignment would raise an error.
         object.__setattr__(config, field.name, converted)
 
 
@@ -228,18 +258,24 @@ class Parameters:
         validate(self, self.node)
 
 
-def slip(name: str, value: Any) -> str:
-    """Says what to write for a width where a bound is wanted; empty if the refused value is another mistake."""
+def explain_width(name: str, value: Any) -> str:
+    """Return what to write if a refused value is a width, where a bound is wanted; else an empty text.
+
+    Args:
+        name: the parameter's name.
+        value: the value that was refused.
+    """
     if name != "clip_high" or not isinstance(value, float) or not 0 < value < 1:
         return ""
     return f"Bounds are ratios: write {1 + value:.6g} for {100 * value:.6g} % above 1."
 
 
 def reject_unknown(given: Iterable[str], known: Iterable[str], node: str, owner: str) -> None:
-    """Raises a Refusal for the first key that is not known; it names the nearest that is.
+    """Raise a Refusal for the first key that is not known. The message names the nearest key that is.
 
     Args:
-        given: the keys that the user wrote, perhaps with their values.
+        given: the keys that the user wrote; if it is a mapping, the message also has the key's value.
+        known: the keys that there are.
         node: the configuration node that the keys are under.
         owner: what the parameters belong to, for the message.
     """
@@ -251,4 +287,5 @@ def reject_unknown(given: Iterable[str], known: Iterable[str], node: str, owner:
             raise Refusal(f"{node}.{key}", value, f"is not a parameter of {owner}", hint or LISTED)
 
 
+# The advice of `reject_unknown` where no known key is near.
 LISTED = "`clipx methods NAME` lists a method's parameters."
