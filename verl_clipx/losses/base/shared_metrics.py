@@ -1,8 +1,8 @@
-"""Every metric that does not belong to a method, each declared once. To add one, add an entry.
+"""Declares every metric that does not belong to a method, once each. To add one, add an entry.
 
-Regions of tokens, after DGPO (Eqs. 2-6). The first letter is L below the lower bound and H above the upper one, the
-second N for a negative and P for a positive advantage. M is every other token, also one whose ratio equals a bound or
-whose advantage is 0. PPO clips LN and HP, and does not clip LP and HN.
+Regions of tokens are named after DGPO (Eqs. 2-6). The first letter is L for a ratio below the lower bound and H for one
+above the upper bound; the second is N for a negative and P for a positive advantage. M is every other token, also one
+whose ratio equals a bound or whose advantage is 0. PPO clips LN and HP, and does not clip LP and HN.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from typing import Any
 from verl_clipx.losses.base.metric import Metric, Over
 
 REGIONS = ("LN", "HP", "LP", "HN", "M")
-# The middle region, split by the advantage's sign.
+# The names of two sums: the gradient mass of M, split by the advantage's sign.
 NEGATIVE_M = "mass/M, A < 0"
 POSITIVE_M = "mass/M, A > 0"
 
@@ -36,7 +36,7 @@ def effective_sample_size(mean_ratio: float, mean_squared_ratio: float) -> float
     return mean_ratio**2 / mean_squared_ratio
 
 
-# In the order of their declarations, in which `clipx metrics` lists those of a section.
+# All metrics that are declared here, in the order in which `clipx metrics` lists those of a section.
 METRICS: list[Metric] = []
 
 
@@ -47,42 +47,44 @@ def declare(name: str, meaning: str, unit: str, over: Over, **further: Any) -> M
     return metric
 
 
-CLIPPED = partial(declare, unit="fraction of tokens", over=Over.TOKENS, section="What was clipped")
-MOVED = partial(declare, section="How far the policy moved")
-MASS = partial(declare, unit="|F·A| per token", over=Over.TOKENS, section="Where the gradient comes from")
+# Each declares a metric of one section. The arguments that are still missing are as for `Metric`.
+declare_clipped = partial(declare, unit="fraction of tokens", over=Over.TOKENS, section="What was clipped")
+declare_moved = partial(declare, section="How far the policy moved")
+declare_mass = partial(declare, unit="|F·A| per token", over=Over.TOKENS, section="Where the gradient comes from")
 
-IN_REGION = "sum of |F·A| over the tokens in the region, divided by the number of all tokens"
-BY_SIGN = "the same sum over tokens with A > 0 and with A < 0"
+# The meanings of the metrics of the gradient's mass: of a region's, and of a sign's.
+MASS_OF_REGION = "sum of |F·A| over the tokens in the region, divided by the number of all tokens"
+MASS_OF_SIGN = "the same sum over tokens with A > 0 and with A < 0"
 
-CLIP_FRACTION_LOW = CLIPPED(
+CLIP_FRACTION_LOW = declare_clipped(
     "clip_fraction_low",
     "fraction of tokens with A < 0 and a ratio (M2PO: log-ratio) below the lower bound (LN)",
     sums=("LN",),
     chart="clipped tokens",
 )
-CLIP_FRACTION_HIGH = CLIPPED(
+CLIP_FRACTION_HIGH = declare_clipped(
     "clip_fraction_high",
     "fraction of tokens with A > 0 and a ratio (M2PO: log-ratio) above the upper bound (HP)",
     sums=("HP",),
     chart="clipped tokens",
 )
-PG_CLIPFRAC = CLIPPED(
+PG_CLIPFRAC = declare_clipped(
     "pg_clipfrac",
     "the sum of `clip_fraction_low` and `clip_fraction_high`, in every method: what PPO would clip; under the name "
     "that verl's dashboards use",
     sums=("LN", "HP"),
     logged_as="actor/pg_clipfrac",
 )
-CLIPPED(
+declare_clipped(
     "pg_clipfrac_lower",
     "fraction of tokens with A < 0 and a ratio above the dual clip, in methods that have one",
     sums=("dual_clipped",),
     logged_as="actor/pg_clipfrac_lower",
 )
-RATIO_MEAN = MOVED(
+RATIO_MEAN = declare_moved(
     "ratio_mean", "mean importance-sampling ratio", unit="1", over=Over.TOKENS, sums=("ratio",), chart="mean ratio"
 )
-PPO_KL = MOVED(
+PPO_KL = declare_moved(
     "ppo_kl",
     "mean of -log ratio, an estimate of the KL divergence from the current to the old policy",
     unit="nats per token",
@@ -91,7 +93,7 @@ PPO_KL = MOVED(
     compute=neg,
     logged_as="actor/ppo_kl",
 )
-MOVED(
+declare_moved(
     "effective_sample_size",
     "(Σr)² / (n Σr²): which share of its n tokens a mini-batch is worth when they are weighted by the ratio r",
     unit="fraction of tokens",
@@ -104,9 +106,10 @@ MOVED(
 
 def declare_gradient_mass(region: str, sums: tuple[str, ...]) -> Metric:
     """Declare the gradient mass of a region, made of these sums over tokens."""
-    return MASS(f"gradient_mass/{region}", IN_REGION, sums=sums, chart="gradient mass")
+    return declare_mass(f"gradient_mass/{region}", MASS_OF_REGION, sums=sums, chart="gradient mass")
 
 
+# From a region to the metric of its gradient mass.
 GRADIENT_MASS = {
     "LN": declare_gradient_mass("LN", sums=("mass/LN",)),
     "HP": declare_gradient_mass("HP", sums=("mass/HP",)),
@@ -114,12 +117,17 @@ GRADIENT_MASS = {
     "HN": declare_gradient_mass("HN", sums=("mass/HN",)),
     "M": declare_gradient_mass("M", sums=(NEGATIVE_M, POSITIVE_M)),
 }
+# From the sign of the advantage to the metric of its tokens' gradient mass.
 CONTRIBUTION = {
-    "positive": MASS("contribution/positive", BY_SIGN, sums=("mass/HP", "mass/LP", POSITIVE_M), chart="contribution"),
-    "negative": MASS("contribution/negative", BY_SIGN, sums=("mass/LN", "mass/HN", NEGATIVE_M), chart="contribution"),
+    "positive": declare_mass(
+        "contribution/positive", MASS_OF_SIGN, sums=("mass/HP", "mass/LP", POSITIVE_M), chart="contribution"
+    ),
+    "negative": declare_mass(
+        "contribution/negative", MASS_OF_SIGN, sums=("mass/LN", "mass/HN", NEGATIVE_M), chart="contribution"
+    ),
 }
 
-# The metrics of every method's tokens, which are those declared above.
+# The metrics that are made of sums over tokens for every method: all that are declared so far.
 OF_TOKENS = tuple(METRICS)
 
 
@@ -148,7 +156,7 @@ class Floor:
         return self.log_ratio, self.clip_fraction_low, self.clip_fraction_high
 
 
-# Bins of the old policy's probability, equally wide. As many as ACPO has, though every method logs them.
+# The number of equally wide bins of the old policy's probability. ACPO has as many by default.
 FLOOR_BINS = 5
 
 
@@ -191,30 +199,30 @@ FLOOR_RECUT = declare_floor(
 )
 FLOORS = (FLOOR, FLOOR_RECUT)
 
-HEALTH = partial(declare, over=Over.ROLLOUT_BATCH, section="Health")
-ALIKE_PROMPTS = HEALTH(
+declare_health = partial(declare, over=Over.ROLLOUT_BATCH, section="Health")
+ALIKE_PROMPTS = declare_health(
     "health/alike_prompts",
     "share of the prompts with several samples whose samples all score alike; unless the loss has another term, they "
     "teach nothing",
     "fraction of prompts",
     logged_as="health/alike_prompts",
 )
-CUT_RESPONSES = HEALTH(
+CUT_RESPONSES = declare_health(
     "health/cut_responses",
     "share of the responses with `data.max_response_length` tokens, or as many as `rollout.max_model_len` leaves "
     "beside the prompt. (verl's `response_length/clip_ratio`: as many as the batch's longest response.)",
     "fraction of responses",
     logged_as="health/cut_responses",
 )
-UNDECIDED = HEALTH(
+UNDECIDED = declare_health(
     "health/undecided",
     "share of the responses on which the verifier has no verdict; logged if the reward returns `undecided`",
     "fraction of responses",
     logged_as="health/undecided",
 )
-# From the kind of value that is not finite. The trainer's process logs these, so that `observe` has them too.
+# From what is not finite to the metric. The trainer's process logs these, so that `observe` has them too.
 NOT_FINITE = {
-    name: HEALTH(
+    name: declare_health(
         f"health/not_finite/{name}",
         f"responses of the step with {meaning} that is not finite (NaN or infinite)",
         "responses",
@@ -226,73 +234,74 @@ NOT_FINITE = {
         "log_probs": "a log-probability (old or rollout policy's, in trainers that pass them to verl's metrics)",
     }.items()
 }
-NOT_FINITE_LOG_PROBS = HEALTH(
+NOT_FINITE_LOG_PROBS = declare_health(
     "not_finite/log_probs",
     "sequences of skipped updates with a log-probability or entropy that is not finite; logged only in such steps",
     "sequences",
 )
-NOT_FINITE_RANK = HEALTH(
+NOT_FINITE_RANK = declare_health(
     "not_finite/rank",
     "the first data-parallel rank that had a value that is not finite in a skipped update, or -1 if it came up in the "
     "backward pass through the model; the rank's output names field and prompt",
     "rank",
 )
 
-OF_RUN = partial(declare, unit="fraction of tokens", over=Over.TOKENS, section="The run")
-RUN = partial(declare, over=Over.ROLLOUT_BATCH, section="The run")
-HELD = partial(declare, over=Over.DECISION)
+declare_token_fraction = partial(declare, unit="fraction of tokens", over=Over.TOKENS, section="The run")
+declare_of_run = partial(declare, over=Over.ROLLOUT_BATCH, section="The run")
+declare_held = partial(declare, over=Over.DECISION)
 
-SKIPPED_UPDATES = RUN(
+SKIPPED_UPDATES = declare_of_run(
     "skipped_updates",
     "number of the rollout batch's updates in which the norm of the gradient was not finite. verl skips such an "
     "update, but takes it under Megatron. Under Lopti, the updates of both passes are counted",
     "updates",
 )
-RECEIPT = RUN(
+RECEIPT = declare_of_run(
     "receipt",
     "largest difference between the announced gradient on log_prob and the one that the loss has, in the first rollout "
     "batch after each start",
     "of a token's gradient",
 )
-RECEIPT_FAILED = RUN(
+RECEIPT_FAILED = declare_of_run(
     "receipt_failed",
     "number of the receipt's checks that did not hold, over all ranks, where they only warned; 0 if all held",
     "checks",
 )
-STANDARD_ERROR = RUN(
+STANDARD_ERROR = declare_of_run(
     "critic/score/standard_error",
     "standard error of verl's `critic/score/mean`, over prompts; logged in every run with the plugin, and without "
     "the prefix `actor/`",
     "score",
     logged_as="critic/score/standard_error",
 )
-HELD_WIDTH = HELD(
+HELD_WIDTH = declare_held(
     "hold/width",
     "`+clipx/hold`: the width w that holds the target, of bounds 1 / (1 + w) and 1 + w, or -w and w on a difference",
     "1",
     chart="held width",
 )
-HELD_REACHED = HELD(
+HELD_REACHED = declare_held(
     "hold/reached", "`+clipx/hold`: the target's value at this width, by the histogram that it was solved from", "1"
 )
-HELD_MISSED = HELD(
+HELD_MISSED = declare_held(
     "hold/missed",
     "`+clipx/hold`: share of the updates in which no width between floor and ceiling meets the target",
     "fraction of updates",
 )
-SELECTED = OF_RUN(
+SELECTED = declare_token_fraction(
     "selected_fraction",
     "entropy selection over the mini-batch: fraction of tokens that are kept",
 )
-REJECTED = OF_RUN(
+REJECTED = declare_token_fraction(
     "rejected_fraction",
     "`+clipx/mask`, and bypass mode with `rollout_rs`: fraction of the tokens taken out; every other number is of "
     "those that are left. In decoupled mode verl logs `rollout_corr/rollout_rs_masked_fraction`",
 )
-# What `+clipx/mask` takes out, by the sign of the advantage. A sequence has the sign of the mean of its advantages.
+# From the sign of the advantage to the metric of what `+clipx/mask` takes out. A sequence has the sign of the mean of
+# its advantages.
 SIGNS = ("negative", "positive")
 MASKED = {
-    sign: OF_RUN(
+    sign: declare_token_fraction(
         f"masked_fraction/{sign}",
         f"`+clipx/mask`: fraction of the tokens that are masked and have a {sign} advantage",
         chart="masked tokens",
@@ -310,14 +319,14 @@ MASKED_SEQUENCES = {
     )
     for sign in SIGNS
 }
-VERSIONS = RUN(
+VERSIONS = declare_of_run(
     "staleness/versions",
     "mean age of the tokens in weight versions, which is the number of rollout batches trained since their sequence's "
     "last token was sampled; logged from the run's first sample on that is older than 0",
     "weight versions",
     chart="age of the samples",
 )
-VERSIONS_FIRST = RUN(
+VERSIONS_FIRST = declare_of_run(
     "staleness/versions_first",
     "the same since their sequence's first token was sampled: higher where generations were interrupted and resumed "
     "with newer weights",
