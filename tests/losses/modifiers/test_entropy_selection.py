@@ -65,7 +65,7 @@ def test_the_fewest_whole_buckets_that_reach_the_fraction_are_selected(tokens, k
     values, mask = (torch.tensor([row]) for row in zip(*tokens, strict=True))
     values = values.double().masked_fill(~mask, torch.nan)
     statistics = entropy_statistics(values, mask)
-    bucket, selected = selection(keep, fraction).threshold(statistics)
+    bucket, selected = selection(keep, fraction).find_last_kept_bucket(statistics)
     chosen = selection(keep, over="mini_batch").selected(values, mask, bucket)
     total = int(mask.sum())
     wanted = Fraction(fraction * total)

@@ -13,8 +13,8 @@ from verl_clipx.losses.modifiers.pull import Pull
 # What changes the advantages.
 Shaping = AdvantageReweighting | FutureInfluence
 
-# Key under the clipx node to the classes of its node. Where there are several, the node's `rule` names one of them, and
-# the first is meant without it.
+# From a key under the clipx node to the classes that its node may have. If there are several, the node's key `rule`
+# chooses one of them; without it, the first is meant.
 MODIFIERS = {
     "shaping": get_args(Shaping),
     "select": (EntropySelection,),

@@ -30,6 +30,6 @@ class AdvantageReweighting(Parameters):
     )
 
     def advantages(self, t: Tokens) -> Tensor:
-        """(alpha * pi + 1 - alpha) * A, (sequences, length); no gradient flows through pi."""
-        probability = (t.old_log_prob if self.probability == "old" else t.log_prob).exp()
-        return (self.alpha * probability + (1 - self.alpha)) * t.advantages
+        """Return (alpha * probability + 1 - alpha) * A, (sequences, length). No gradient flows through it."""
+        log_prob = t.old_log_prob if self.probability == "old" else t.log_prob
+        return (self.alpha * log_prob.exp() + (1 - self.alpha)) * t.advantages

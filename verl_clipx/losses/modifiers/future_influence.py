@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, where
 
 from verl_clipx.losses.base.parameters import Parameters, number, optional, parameter
-from verl_clipx.losses.base.tokens import Tokens
+from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, Tokens
 
 # The weights of tokens with A < 0 and a ratio above `safe_ratio` stay between these, in the authors' release.
 SAFE_LOW = 0.8
 SAFE_HIGH = 1.0
 
-# A token whose weight was halved so often adds nothing in float64.
-SMALLEST_HALVINGS = 64
+# A later token whose weight has been halved this many times adds nothing in float64.
+MOST_HALVINGS = 64
 
 AT_LEAST_ONE = optional(number(at_least=1, at_most=1e6))
 
@@ -53,13 +53,14 @@ class FutureInfluence(Parameters):
     )
 
     def advantages(self, t: Tokens) -> Tensor:
-        """The weighted advantages f * A, (sequences, length). No gradient flows through f."""
+        """Return the weighted advantages f * A, (sequences, length). No gradient flows through f."""
         log_ratio = where(t.mask, t.log_ratio, 0.0)
         if self.counted_ratio is not None:
             log_ratio = where(t.ratio > self.counted_ratio, 0.0, log_ratio)
         # Clamped, so that the weight cannot overflow where there is no upper bound.
-        weight = sum_discounted(log_ratio, self.half_life).clamp(-20.0, 20.0).exp()
-        weight = weight.clamp(self.low or 0.0, self.high)
+        weight = sum_discounted(log_ratio, self.half_life).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+        low = 0.0 if self.low is None else self.low
+        weight = weight.clamp(low, self.high)
         if self.safe_ratio is not None:
             is_unsafe = (t.advantages < 0) & (t.ratio > self.safe_ratio)
             weight = where(is_unsafe, weight.clamp(SAFE_LOW, SAFE_HIGH), weight)
@@ -69,13 +70,13 @@ class FutureInfluence(Parameters):
 def sum_discounted(values: Tensor, half_life: float) -> Tensor:
     """Sum, at each token t, gamma^(k - t) * values_k over the tokens k >= t, with gamma = 2^(-1 / half_life).
 
-    Each round doubles the number of summands: a sum over `reach` tokens gets the sum over the next `reach` ones added.
-    There are as many rounds as it takes until gamma^(k - t) is below float64's precision. They do not depend on the
-    length, because a compiled graph serves every length.
+    Each round doubles the number of tokens that a sum covers: to a sum over `reach` tokens it adds the sum over the
+    next `reach` ones. There are as many rounds as it takes until gamma^(k - t) is below float64's precision. Their
+    number does not depend on the length, because a compiled graph serves every length.
 
     Args:
         values: (sequences, length).
-        half_life: after so many tokens a later token counts half.
+        half_life: the number of tokens after which a later token counts half.
 
     Returns:
         (sequences, length).
@@ -83,9 +84,10 @@ def sum_discounted(values: Tensor, half_life: float) -> Tensor:
     length = values.shape[-1]
     position = torch.arange(length, device=values.device)
     total = values
-    for doubling in range(math.ceil(math.log2(SMALLEST_HALVINGS * half_life)) + 1):
+    for doubling in range(math.ceil(math.log2(MOST_HALVINGS * half_life)) + 1):
         reach = 2**doubling
-        next_sum = total.gather(-1, (position + reach).clamp(max=length - 1).expand_as(total))
+        next_position = position + reach
+        next_sum = total.gather(-1, next_position.clamp(max=length - 1).expand_as(total))
         discount = 2 ** (-reach / half_life)
-        total = total + where(position + reach < length, discount * next_sum, 0.0)
+        total = total + where(next_position < length, discount * next_sum, 0.0)
     return total

@@ -1,4 +1,4 @@
-"""Holding a target: in each optimizer step the width of a method's bounds is solved for from one additive histogram."""
+"""Holds a target: in each optimizer step, solves for the width of a method's bounds from one additive histogram."""
 
 import functools
 import math
@@ -15,9 +15,12 @@ from verl_clipx.losses.base.shared_metrics import HELD_MISSED, HELD_REACHED, HEL
 from verl_clipx.losses.base.tokens import Tokens
 from verl_clipx.losses.base.width import Width
 
+# The targets.
 CLIP_FRACTION = "clip_fraction"
 SECOND_MOMENT = "second_moment"
-ENDS = optional(number(at_least=1e-6, at_most=LARGEST_BOUND - 1))
+
+# What the narrowest and the widest width may be.
+WIDTHS = optional(number(at_least=1e-6, at_most=LARGEST_BOUND - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +41,17 @@ class Hold(Parameters):
     value: float | None = parameter(
         None, optional(number(at_least=1e-4, at_most=1)), "the target's largest value", "choice"
     )
-    floor: float | None = parameter(None, ENDS, "the narrowest width; null: 0.05, under gspo 1e-5", "choice")
-    ceiling: float | None = parameter(None, ENDS, "the widest width; null: 1, under gspo 0.05", "choice")
+    floor: float | None = parameter(None, WIDTHS, "the narrowest width; null: 0.05, under gspo 1e-5", "choice")
+    ceiling: float | None = parameter(None, WIDTHS, "the widest width; null: 1, under gspo 0.05", "choice")
 
 
 class HeldBounds(Method):
     """A method with its own F and value, whose bounds hold a target. `held` makes a subclass for each target.
 
-    The decision is the bounds' distance from the centre (of the logarithm of a ratio), the target's value there, and 1
-    if the target cannot be met between floor and ceiling.
+    Distances are from the centre of the bounds: of a difference from 0, and of a ratio's logarithm from 0.
     """
 
+    # The target that is held, the width with the user's floor and ceiling, and the buckets of distances.
     hold: ClassVar[Hold]
     bounds_width: ClassVar[Width]
     octaves: ClassVar[Octaves]
@@ -58,14 +61,17 @@ class HeldBounds(Method):
     logs = (HELD_WIDTH, HELD_REACHED, HELD_MISSED)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the method without the target, and the target: pickle finds no class that `held` makes by its name."""
-        _, kind = type(self).__bases__
+        """Return how to make this method again: from the method without the target, and the target.
+
+        Pickle needs it, because no module has the class that `held` makes.
+        """
+        _, own_class = type(self).__bases__
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return held, (kind(**values), self.hold)
+        return held, (own_class(**values), self.hold)
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The method's own parameters without those that the target takes the place of, and the target in words."""
+        """The method's own parameters, but the target, in words, instead of those whose place it takes."""
         kept = {name: value for name, value in super().parameters.items() if name not in self.solved_parameters}
         return {**kept, "hold": self.held_target}
 
@@ -74,10 +80,10 @@ class HeldBounds(Method):
         return {name: role for name, role in super().limits.items() if name not in self.solved_parameters}
 
     def statistics(self, t: Tokens) -> Tensor:
-        """Count the tokens, and sum their squares, by the distance of what the bounds act on from the centre.
+        """Count the tokens, and sum the squares of their distances, in each bucket of the distance.
 
-        A clip fraction is a share of all tokens, of which those that the clip can't act on have the distance 0. A
-        second moment is only of tokens that it can act on.
+        A clip fraction is a share of all tokens, of which those that the clip can't act on count with the distance 0. A
+        second moment is only of the tokens that the clip can act on.
 
         Returns:
             What `Octaves.counts_and_squares` returns: (statistics_size,), float64.
@@ -101,22 +107,26 @@ class HeldBounds(Method):
         """
         edges = self.octaves.edges(statistics.device)
         # Each entry from here on is about one choice of the distance: the upper edge of its bucket.
-        counts, squares = statistics.view(2, -1).cumsum(1)
-        total_count = counts[-1]
-        kept_count = counts[:-1]
+        count_up_to, squares_up_to = statistics.view(2, -1).cumsum(1)
+        total_count = count_up_to[-1]
+        # The last bucket has no upper edge.
+        kept_count = count_up_to[:-1]
+        kept_squares = squares_up_to[:-1]
         if self.hold.target == CLIP_FRACTION:
-            # The wider the bounds, the fewer tokens are clipped: the first edge at which the target is met.
+            # The wider the bounds, the fewer tokens are clipped. The first edge that meets the target is chosen.
             value_at_edge = ratio_or_zero(total_count - kept_count, total_count)
             index = (value_at_edge > self.hold.value).sum(dtype=int64)
         else:
-            # The wider the bounds, the larger the moment of the tokens that are kept: the last such edge.
-            value_at_edge = ratio_or_zero(squares[:-1], kept_count)
+            # The wider the bounds, the larger the moment of the kept tokens. The last edge that meets the target is
+            # chosen.
+            value_at_edge = ratio_or_zero(kept_squares, kept_count)
             index = (value_at_edge <= self.hold.value).sum(dtype=int64) - 1
         floor, ceiling = distances(self.bounds_width)
-        # If no edge meets the target, the index is -1 or that after the last edge.
+        # If no edge meets the target, the index is -1, or one more than that of the last edge. The distance is then 0
+        # or infinite, before it is clamped.
         candidates = cat([edges.new_zeros(1), edges, edges.new_full((1,), math.inf)])
         distance = candidates.gather(0, index.view(1) + 1).clamp(floor, ceiling)
-        # At the floor or the ceiling itself the value is not known; it is that at the nearest edge between the two.
+        # The value at the floor or the ceiling itself is not known. That at the nearest edge between the two is taken.
         first = (edges < floor).sum()
         last = (edges <= ceiling).sum() - 1
         reached = value_at_edge.gather(0, index.clamp(first, last).view(1))
@@ -138,18 +148,21 @@ class HeldBounds(Method):
 def width_of(method: Method) -> Width | None:
     """Return the width that a method's bounds have with its parameters; None if they can hold no target."""
     width = method.bounds_width
-    if width is None or any(getattr(method, name) != value for name, value in width.only_with):
+    if width is None:
         return None
+    for name, value in width.only_with:
+        if getattr(method, name) != value:
+            return None
     return width
 
 
-def methods_to_choose(method: Method) -> str:
+def advise_methods(method: Method) -> str:
     """Return what to do where a method can hold no target: the methods that can, and how one of the user's own can."""
     names = []
-    for name, kind in METHODS.items():
-        if kind.bounds_width is None:
+    for name, method_class in METHODS.items():
+        if method_class.bounds_width is None:
             continue
-        conditions = [f"{key}={value}" for key, value in kind.bounds_width.only_with]
+        conditions = [f"{key}={value}" for key, value in method_class.bounds_width.only_with]
         if conditions:
             name = f"{name} with {' and '.join(conditions)}"
         names.append(name)
@@ -161,7 +174,7 @@ def methods_to_choose(method: Method) -> str:
 
 
 def distances(width: Width) -> tuple[float, float]:
-    """Return the narrowest and the widest distance of bounds from the centre: of a ratio, of its logarithm from 0."""
+    """Return the narrowest and the widest distance that a width allows, as `HeldBounds` measures distances."""
     if width.quantity == "ratio":
         return math.log1p(width.floor), math.log1p(width.ceiling)
     return width.floor, width.ceiling
@@ -177,9 +190,8 @@ def held(method: Method, hold: Hold) -> Method:
     width = width_of(method)
     if method.statistics_size or width is None:
         why = "follow statistics already" if method.statistics_size else "have no width to solve for"
-        raise Refusal(
-            hold.node, ABSENT, f"{method.name} cannot hold a target: its bounds {why}", methods_to_choose(method)
-        )
+        reason = f"{method.name} cannot hold a target: its bounds {why}"
+        raise Refusal(hold.node, ABSENT, reason, advise_methods(method))
     if hold.target == SECOND_MOMENT and not width.mask:
         reason = f"{method.name} does not mask tokens by their ratio, so no single width belongs to a value"
         raise Refusal(f"{hold.node}.target", hold.target, reason, f"Choose +{NODE}/hold={CLIP_FRACTION}.")
@@ -198,19 +210,24 @@ def held(method: Method, hold: Hold) -> Method:
         key = f"{hold.node}.value"
         why = f"{hold.target} has no value that suits every run"
         raise Refusal(key, None, why, f"Set {key}. {advice}")
-    floor = hold.floor or width.floor
-    ceiling = hold.ceiling or width.ceiling
+    floor = width.floor if hold.floor is None else hold.floor
+    ceiling = width.ceiling if hold.ceiling is None else hold.ceiling
     if floor >= ceiling:
         raise Refusal(f"{hold.node}.floor", floor, f"must be below {hold.node}.ceiling={ceiling:g}")
-    kind = held_class(type(method), hold, replace(width, floor=floor, ceiling=ceiling))
-    return kind(**{field.name: getattr(method, field.name) for field in fields(method)})
+    class_with_target = held_class(type(method), hold, replace(width, floor=floor, ceiling=ceiling))
+    return class_with_target(**{field.name: getattr(method, field.name) for field in fields(method)})
 
 
 @functools.cache
-def held_class(kind: type[Method], hold: Hold, width: Width) -> type[Method]:
+def held_class(method_class: type[Method], hold: Hold, width: Width) -> type[Method]:
     """Return the class of a method that holds a target.
 
-    It is made once for equal arguments: methods are equal only if they have the same class.
+    It is made once for equal arguments, because methods are equal only if they have the same class.
+
+    Args:
+        method_class: the class of the method without the target.
+        hold: the target.
+        width: the width of the method's bounds, with the floor and the ceiling of the target.
     """
     floor, ceiling = distances(width)
     lowest = math.floor(math.log2(floor))
@@ -224,8 +241,8 @@ def held_class(kind: type[Method], hold: Hold, width: Width) -> type[Method]:
         "solved_parameters": width.parameters,
         "formula": ("1 / (1 + width)", "1 + width") if is_ratio else ("-width", "width"),
         "statistics_size": 2 * octaves.buckets,
-        "__doc__": kind.__doc__,
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
+        "__doc__": method_class.__doc__,
+        "__module__": method_class.__module__,
+        "__qualname__": method_class.__qualname__,
     }
-    return type(kind.__name__, (HeldBounds, kind), namespace)
+    return type(method_class.__name__, (HeldBounds, method_class), namespace)

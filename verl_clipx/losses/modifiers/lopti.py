@@ -29,12 +29,15 @@ class Lopti(Parameters):
 
 
 def low_probability(old_log_prob: Tensor, *, eta: float, equal: bool) -> Tensor:
-    """The tokens of the low-probability group, compared in float64; the rest of the mask is the other group.
+    """Return which tokens belong to the low-probability group. The other tokens of the mask are the other group.
 
     Args:
-        old_log_prob: under the old policy, (sequences, length), any float dtype.
+        old_log_prob: log-probabilities under the old policy, (sequences, length), any float dtype.
         eta: the threshold on the probability, in (0, 1].
         equal: whether a probability of exactly eta counts as low. It does in the paper, but not in the released code.
+
+    Returns:
+        bool, (sequences, length). Probabilities are compared in float64.
 
     Source: AR-Lopti, Algorithm 1, lines 12 to 20.
     """

@@ -1,7 +1,8 @@
 """Rules for a mask: each takes tokens or whole sequences out of the objective, under any method.
 
-A masked token has neither loss nor gradient, and does not count in the statistics behind adaptive bounds. The number
-that verl divides by stays the same, as in TRL. In ms-swift and SkyRL it is the number of tokens that are left.
+A masked token has neither loss nor gradient, and does not count in the statistics from which adaptive bounds follow.
+The number that verl divides by stays the same, as in TRL. In ms-swift and SkyRL it is the number of tokens that are
+left.
 """
 
 import math
@@ -15,7 +16,7 @@ from verl_clipx.losses.base.parameters import Parameters, number, optional, para
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, OPTIONAL, Inputs, compute_dtype, mean_over_sequence
 
-# The largest ratio that occurs, because log-ratios are clamped.
+# The largest ratio that occurs here, where log-ratios are clamped.
 LARGEST_RATIO = math.exp(LARGEST_LOG_RATIO)
 
 
@@ -96,7 +97,7 @@ def apply_mask_rule(rule: Mask | None, inputs: Inputs) -> Tensor:
 
     Args:
         rule: the rule; None leaves all tokens of `inputs.mask`.
-        inputs: the micro-batch, whole sequences, with rollout_log_prob.
+        inputs: the micro-batch, with whole sequences; with rollout_log_prob if there is a rule.
     """
     if rule is None:
         return inputs.mask

@@ -1,4 +1,4 @@
-"""A pull to the policy that sampled, or to the old one, in the loss of any method."""
+"""Adds a pull to the policy that sampled, or to the old one, to the loss of any method."""
 
 import functools
 from dataclasses import dataclass, fields
@@ -28,7 +28,7 @@ class Pull(Parameters):
     )
 
     def log_ratio(self, t: Tokens) -> Tensor:
-        """x, (sequences, length)."""
+        """Return x, the log-ratio of the current policy to the anchor, clamped as in verl: (sequences, length)."""
         anchor = t.old_log_prob if self.anchor == "old" else t.rollout_log_prob
         return (t.log_prob - anchor).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
 
@@ -40,14 +40,17 @@ class PulledMethod(WithPull):
     unconstrained_weight = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # No module has the class that `pulled` makes.
+        """Return how to make this method again: from the method without the pull, and the pull.
+
+        Pickle needs it, because no module has the class that `pulled` makes.
+        """
         return pulled, (self.without_pull, self.pull)
 
     @property
     def without_pull(self) -> Method:
         """The method with the same parameters and no pull."""
-        _, kind = type(self).__bases__
-        return kind(**{field.name: getattr(self, field.name) for field in fields(self)})
+        _, own_class = type(self).__bases__
+        return own_class(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -60,7 +63,8 @@ class PulledMethod(WithPull):
 
     @property
     def acts_at_ratio_one(self) -> bool:
-        # There the estimates k2 and k3 of the divergence from the old policy have no gradient; that of k1 is constant.
+        # At ratio 1 to the old policy, the estimates k2 and k3 of the divergence from it have no gradient. That of k1
+        # is constant.
         pull_acts = self.pull.anchor == "rollout" or self.pull.estimator == "k1"
         return pull_acts or self.without_pull.acts_at_ratio_one
 
@@ -72,31 +76,46 @@ class PulledMethod(WithPull):
     @property
     def asks_for(self) -> tuple[str, ...]:
         own = self.asks_for_itself
-        return own if self.pull.anchor == "old" or "rollout_log_prob" in own else (*own, "rollout_log_prob")
+        if self.pull.anchor == "rollout" and "rollout_log_prob" not in own:
+            return (*own, "rollout_log_prob")
+        return own
 
     def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
-        """coefficient times the estimate, and its derivative."""
+        """Return the coefficient times the estimate of the divergence, and its derivative with respect to log_prob."""
         divergence, derivative = pull_by(self.pull.estimator, self.pull.log_ratio(t))
         return self.pull.coefficient * divergence, self.pull.coefficient * derivative
 
 
 def pulled(method: Method, pull: Pull) -> Method:
-    """A method with the same parameters and a pull.
+    """Return a method with the same parameters and a pull.
 
     Raises:
         Refusal: the method has a pull of its own.
     """
+    # A `MovedTooFar` is a `WithPull` too, but pulls only if its kl_tau is above 0, as unconstrained_weight then says.
     if isinstance(method, WithPull) and method.unconstrained_weight:
         tau = getattr(method, "kl_tau", 0)
         own = f"{NODE}.kl_tau={tau:g}" if tau else "its penalty"
         reason = f"{method.name} already has its own pull, {own}"
         raise Refusal(pull.node, ABSENT, reason, f"Leave out +{NODE}/pull, or choose another method.")
-    kind = pulled_class(type(method), pull)
-    return kind(**{field.name: getattr(method, field.name) for field in fields(method)})
+    class_with_pull = pulled_class(type(method), pull)
+    return class_with_pull(**{field.name: getattr(method, field.name) for field in fields(method)})
 
 
 @functools.cache
-def pulled_class(kind: type[Method], pull: Pull) -> type[Method]:
-    """The class of a method with a pull; always the same one, by which equal methods are equal."""
-    namespace = {"pull": pull} | {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
-    return type(kind.__name__, (PulledMethod, kind), namespace)
+def pulled_class(method_class: type[Method], pull: Pull) -> type[Method]:
+    """Return the class of a method with a pull.
+
+    It is made once for equal arguments, because methods are equal only if they have the same class.
+
+    Args:
+        method_class: the class of the method without the pull.
+        pull: the pull.
+    """
+    namespace = {
+        "pull": pull,
+        "__doc__": method_class.__doc__,
+        "__module__": method_class.__module__,
+        "__qualname__": method_class.__qualname__,
+    }
+    return type(method_class.__name__, (PulledMethod, method_class), namespace)

@@ -106,7 +106,7 @@ def store_token_counts(step: OptimizerStep, settings: Settings, totals: dict[str
         # A tensor, because the loss divides by it on the accelerator.
         step.selected_tokens = totals["selected"].squeeze(0)
     if "entropies" in totals:
-        reached = settings.select.threshold(totals["entropies"])
+        reached = settings.select.find_last_kept_bucket(totals["entropies"])
         step.entropy_bucket = reached.index
         # All tokens that are kept, and not only those of the last bucket.
         step.selected_tokens = reached.count
