@@ -79,16 +79,18 @@ class WithPull(Method):
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A = t.advantages
         own = self.own_weight(t, bounds)
-        derivative = self.pull_on(t, bounds)[1]
-        divisor = where(A == 0, 1.0, A)
-        return where(A == 0, own, own - derivative / divisor)
+        # In one expression, so that its intermediate tensors are freed at once.
+        return where(A == 0, own, own - self._pull_derivative(t, bounds) / where(A == 0, 1.0, A))
 
     def gradient(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         A = t.advantages
-        derivative = self.pull_on(t, bounds)[1]
-        return where(A == 0, -derivative, weight * A)
+        return where(A == 0, -self._pull_derivative(t, bounds), weight * A)
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """Return the value without the pull, plus the divergence."""
-        divergence = self.pull_on(t, bounds)[0]
-        return super().loss_value(t, bounds, self.own_weight(t, bounds)) + divergence
+        value = super().loss_value(t, bounds, self.own_weight(t, bounds))
+        return value + self.pull_on(t, bounds)[0]
+
+    def _pull_derivative(self, t: Tokens, bounds: Bounds) -> Tensor:
+        """Return the derivative of the pull with respect to log_prob, (sequences, length)."""
+        return self.pull_on(t, bounds)[1]

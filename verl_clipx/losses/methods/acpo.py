@@ -68,7 +68,7 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
 
     @property
     def unbounded_below_from(self) -> float | None:
-        """The sigma from which on epsilon is at least 1, so that nothing is clipped below; None: none."""
+        """The smallest sigma at which epsilon is at least 1, so that nothing is clipped below; None: there is none."""
         if max(self.epsilon_base, self.epsilon_min or 0) >= 1:
             return 0.0
         is_capped = self.epsilon_max is not None and self.epsilon_max < 1
@@ -90,9 +90,9 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         Returns:
             (3 * bins,), float64: the count of each bin, then the sum of r - 1 of each, then the sum of (r - 1)^2.
         """
-        # A masked sum for each bin: the compiler fuses them into one pass without atomic additions, so that they are
-        # the same to the last bit each time. Each of `parts` is summed first, because an accelerator sums it by a block
-        # of threads of its own; all tokens at once would have a single block.
+        # A masked sum for each bin, because the compiler fuses these into one pass without atomic additions, so that
+        # they are the same to the last bit each time. Each of `parts` is summed first, because an accelerator sums it
+        # by a block of threads of its own; all tokens at once would have a single block.
         deviation = parts(t.ratio.to(float64) - 1)
         bin_of_token = parts(where(t.mask, self._find_bin(t), -1.0))
         counts = [(bin_of_token == k).sum(-1, dtype=float32).to(float64) for k in range(self.bins)]
@@ -139,8 +139,8 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
         """Return what is logged of epsilon over all updates on a rollout batch.
 
-        Its highest value and its average count the bins that have tokens, the average by their tokens. The last
-        update's epsilon of each bin is logged too if there are several updates.
+        The highest value and the average are over the bins that have tokens. The average is weighted by the numbers of
+        tokens. If there are several updates, the last one's epsilon of each bin is logged too.
         """
         epsilons = [metrics[f"epsilon/bin_{k}"] for k in range(self.bins)]
         counts = [metrics[f"count/bin_{k}"] for k in range(self.bins)]
@@ -154,8 +154,8 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
             weighted_sum = sum(epsilon * count for epsilon, count in epsilons_and_counts)
             logged["epsilon_average"] = weighted_sum / sum(count for _, count in epsilons_and_counts)
         if len(epsilons[0]) > 1:
-            for k, of_updates in enumerate(epsilons):
-                logged[f"epsilon_last/bin_{k}"] = of_updates[-1]
+            for k, epsilon_in_updates in enumerate(epsilons):
+                logged[f"epsilon_last/bin_{k}"] = epsilon_in_updates[-1]
         return logged
 
     def _find_bin(self, t: Tokens) -> Tensor:

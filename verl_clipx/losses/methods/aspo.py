@@ -35,11 +35,13 @@ class Aspo(FixedBounds, name="aspo", source="ASPO (arXiv 2510.06062), in the for
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A = t.advantages
         r = t.free_ratio
-        weight = (1 / r).clamp(self.weight_low or 0.0, math.inf if self.weight_high is None else self.weight_high)
+        low = 0.0 if self.weight_low is None else self.weight_low
+        high = math.inf if self.weight_high is None else self.weight_high
+        weight = (1 / r).clamp(low, high)
         if self.flip == "positive":
             unflipped = where(t.unclamped, r, 0.0)
             if self.negative_weight_high is not None:
-                # By the ratio, clamped or not: a capped weight is the cap, also beyond the clamp.
+                # By the ratio without the clamp, because a capped weight is the cap beyond the clamp too.
                 unflipped = where(r > self.negative_weight_high, self.negative_weight_high, unflipped)
             weight = where(A > 0, weight, unflipped)
         return where(bounds.clipped(r, A), 0.0, weight)

@@ -171,7 +171,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         lower_intervals = len(lower) + 1
         is_negative = A < 0
         # `slot` is each token's index in the result: first the index for its w |A|, then the index for its w |A| r. The
-        # name is bound again so that the first tensor does not outlive its use. `is_negative` is a factor of 0 or 1
+        # name is used again so that the first tensor does not outlive its use. `is_negative` is a factor of 0 or 1
         # here, because torch.where would take twenty times as long on a CPU.
         slot = self._find_interval(is_negative, ratio, upper, lower)
         slot = slot + 2 * upper_intervals * is_negative.to(torch.int32)
@@ -188,9 +188,12 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
     def decide(self, statistics: Tensor) -> Tensor:
         """Search for the bounds.
 
+        Args:
+            statistics: the sums of `statistics` over all tokens of the update.
+
         Returns:
             (4,), float64: c_low, c_high, P / (P + N) at the starting bounds, and P / (P + N) at the bounds found. The
-            share is 0 where P + N is 0.
+            quotient is 0 where P + N is 0.
         """
         upper = self._candidates("upper", statistics.device)
         lower = self._candidates("lower", statistics.device)

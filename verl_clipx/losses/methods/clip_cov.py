@@ -63,8 +63,8 @@ class ClipCov(
 ):
     """Takes the gradient of a random few of the tokens whose covariance lies between two bounds, besides PPO's clip.
 
-    F is PPO's, but 0 for the tokens that are drawn. No ratio lies within the bounds of a drawn token, so it is counted
-    as clipped.
+    F is PPO's, but 0 for the tokens that are drawn. The bounds of a drawn token leave out every ratio, so that it is
+    counted as clipped, unless its A is 0.
 
     A token is eligible if covariance_low < cov < covariance_high and PPO does not clip it. Of n tokens, share * n
     eligible ones are drawn on average, rounded down, but at least one and at most all of them. Whether a token is drawn
@@ -113,7 +113,7 @@ class ClipCov(
             t: the tokens.
             means: from `compute_means`.
         """
-        # These bounds are constants, and don't read their last argument.
+        # PPO's bounds, which are constants and don't read their last argument.
         is_clipped = FixedBounds.bounds(self, t, means).clipped(t.free_ratio, t.advantages)
         covariance = compute_covariances(t, means)
         return (covariance > self.covariance_low) & (covariance < self.covariance_high) & ~is_clipped
@@ -170,7 +170,7 @@ def hash_to_uniform(values: Tensor, seed: int) -> Tensor:
     The number is a hash, so it does not depend on how a mini-batch is divided, and needs no generator.
 
     Args:
-        values: any float dtype, (sequences, length).
+        values: float32 or float64, (sequences, length). They are hashed in float32.
         seed: in [0, 2^31).
 
     Returns:
@@ -179,10 +179,10 @@ def hash_to_uniform(values: Tensor, seed: int) -> Tensor:
     mixed = values.to(torch.float32).view(torch.int32).to(torch.int64)
     position = torch.arange(values.shape[-1], device=values.device)
     # A common hash of 32-bit integers: multiplications by odd numbers, and shifts that spread every bit over all bits.
-    mixed = (mixed ^ position * 0x9E3779B1 ^ seed * 0x85EBCA6B) & 0xFFFFFFFF
+    mixed = (mixed ^ (position * 0x9E3779B1) ^ (seed * 0x85EBCA6B)) & 0xFFFFFFFF
     for _ in range(2):
-        mixed = (mixed ^ mixed >> 16).mul_(0x45D9F3B) & 0xFFFFFFFF
-    mixed = (mixed ^ mixed >> 16) & 2**HASH_BITS - 1
+        mixed = (mixed ^ (mixed >> 16)).mul_(0x45D9F3B) & 0xFFFFFFFF
+    mixed = (mixed ^ (mixed >> 16)) & (2**HASH_BITS - 1)
     return mixed.to(values.dtype) / 2**HASH_BITS
 
 

@@ -10,7 +10,7 @@ from verl_clipx.losses.base.method import DUAL_CLIP, Bounds, ConstantWeight, lim
 from verl_clipx.losses.base.parameters import integer, number, optional, parameter
 from verl_clipx.losses.base.tokens import Tokens
 
-# After so many halvings of [0, 1] the interval is 2^-26 wide, less than float32 resolves near 1.
+# How often `quantile` halves [0, 1]. The interval is then 2^-26 wide, less than float32 resolves near 1.
 HALVINGS = 26
 
 # The budget is this quantile of a response's divergences.
@@ -68,12 +68,12 @@ class Cppo(ConstantWeight, name="cppo", source="CPPO (arXiv 2606.10968v2), Eq. 8
     )
 
     def bounded(self, t: Tokens) -> Tensor:
-        """The change p - q of the token's probability."""
+        """Return the change p - q of the token's probability, (sequences, length)."""
         p, q = t.probabilities
         return p - q
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        """The bounds -c / w and c / w on p - q of each token, (sequences, length)."""
+        """Return the bounds -c / w and c / w on p - q of each token, (sequences, length)."""
         # Counted from 1, over the tokens in the mask.
         position = t.mask.cumsum(-1)
         token_count = t.mask.sum(-1, keepdim=True)
@@ -86,9 +86,11 @@ class Cppo(ConstantWeight, name="cppo", source="CPPO (arXiv 2606.10968v2), Eq. 8
         largest_budget = self.budget * self.budget_factor
         budget = quantile(divergence, t.mask, QUANTILE).clamp(smallest_budget, largest_budget)
         unused_budget = where(t.mask, budget * weight - weight * divergence, 0.0)
-        # b W - S, over the tokens before this one. It has no name, so that its memory is free again at once.
+        # What is clamped is b W - S, which is over the tokens before this one. It has no name, so that its memory is
+        # free again at once.
         limit = self.threshold + (unused_budget.cumsum(-1) - unused_budget).clamp(max=0.0)
-        # Where the prefix has used everything the limit is 0: only tokens that move back keep their gradient.
+        # Where the prefix has used its whole budget, the limit is 0, and only tokens that move back keep their
+        # gradient.
         high = limit.clamp(min=0.0) / weight
         return Bounds(-high, high)
 
@@ -107,7 +109,7 @@ def quantile(values: Tensor, mask: Tensor, share: float) -> Tensor:
     Args:
         values: in [0, 1], (sequences, length).
         mask: the values that count, bool, (sequences, length).
-        share: of the values that are below the quantile, in [0, 1].
+        share: the share of the values that are below the quantile, in [0, 1].
 
     Returns:
         (sequences, 1); 0 for a sequence without tokens.
@@ -116,7 +118,7 @@ def quantile(values: Tensor, mask: Tensor, share: float) -> Tensor:
     # With the values in ascending order and ranks from 0 on, the quantile lies at this rank, which may be fractional.
     rank = share * (count - 1).clamp(min=0).to(values.dtype)
     whole_rank = rank.floor()
-    # Find the shortest interval [0, high] that has more than whole_rank values, and so the one at whole_rank.
+    # Find the shortest interval [0, high] that contains more than whole_rank values, and so the value at that rank.
     low = torch.zeros_like(rank)
     high = torch.ones_like(rank)
     for _ in range(HALVINGS):
@@ -127,7 +129,7 @@ def quantile(values: Tensor, mask: Tensor, share: float) -> Tensor:
     is_within = mask & (values <= high)
     value_at_rank = where(is_within, values, 0.0).amax(-1, keepdim=True)
     next_value = where(mask & ~is_within, values, math.inf).amin(-1, keepdim=True)
-    # Where values are equal, or too close for the halvings, the next one lies within the interval too.
+    # Where values are equal, or too close to each other for the halvings, the next value lies within the interval too.
     has_next_within = is_within.sum(-1, keepdim=True) > whole_rank + 1
     next_value = where(has_next_within, value_at_rank, next_value).clamp(max=1.0)
     interpolated = value_at_rank + (rank - whole_rank) * (next_value - value_at_rank)

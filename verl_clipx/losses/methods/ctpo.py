@@ -49,25 +49,29 @@ class Ctpo(Method, name="ctpo", source="CTPO (arXiv 2605.07331), as its authors'
         return Bounds((-self.width_low * scale).exp(), (self.width_high * scale).exp())
 
     def bounded(self, t: Tokens) -> Tensor:
-        """The prefix's ratio R."""
+        """Return the prefix's ratio R, (sequences, length)."""
         return saturate(t.log_ratio.cumsum(-1)).exp()
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A = t.advantages
         R = self.bounded(t)
-        clipped = bounds.clipped(R, A)
+        is_clipped = bounds.clipped(R, A)
         if self.width_dual is not None:
-            clipped = clipped | ((A < 0) & ((self.width_dual * self._scale(t)).exp() < R))
-        return where(clipped, 0.0, R)
+            is_clipped = is_clipped | ((A < 0) & (self._dual_bound(t) < R))
+        return where(is_clipped, 0.0, R)
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """max(-A R, -A clip(R)), and at most -A exp(width_dual t^power) where A < 0."""
+        """Return max(-A R, -A clip(R)), and at most -A exp(width_dual t^power) where A < 0."""
         A = t.advantages
-        value = bounds.surrogate(self.bounded(t), t.advantages)
+        value = bounds.surrogate(self.bounded(t), A)
         if self.width_dual is None:
             return value
-        return where(A < 0, minimum(value, -A * (self.width_dual * self._scale(t)).exp()), value)
+        return where(A < 0, minimum(value, -A * self._dual_bound(t)), value)
+
+    def _dual_bound(self, t: Tokens) -> Tensor:
+        """Return exp(width_dual t^power), above which tokens with A < 0 get no gradient, (sequences, length)."""
+        return (self.width_dual * self._scale(t)).exp()
 
     def _scale(self, t: Tokens) -> Tensor:
-        """t^power, the position counted over the response's tokens and from 1."""
+        """Return t^power, (sequences, length). Positions are counted from 1, over the response's tokens alone."""
         return t.mask.cumsum(-1).clamp(min=1).to(t.ratio.dtype).pow(self.power)

@@ -36,8 +36,9 @@ class Dcpo(ClippedSurrogate, name="dcpo", source="DCPO (arXiv 2509.02333), Eq. 4
     largest_ratio: float | None = limit_parameter(10.0, "the upper bound is at most this; null: no limit", "paper")
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        # A probability of 0 in this precision: 0 / 0 for epsilon 0.
+        # At least the smallest number of this precision, because epsilon 0 and a probability of 0 would give 0 / 0.
         q = t.old_log_prob.exp().clamp(min=torch.finfo(t.ratio.dtype).tiny)
         low = 0.5 + 0.5 * (1 - 4 * self.epsilon_low / q).clamp(min=0).sqrt()
         high = 0.5 + 0.5 * (1 + 4 * self.epsilon_high / q).sqrt()
-        return Bounds(low, high.clamp(max=math.inf if self.largest_ratio is None else self.largest_ratio))
+        largest = math.inf if self.largest_ratio is None else self.largest_ratio
+        return Bounds(low, high.clamp(max=largest))

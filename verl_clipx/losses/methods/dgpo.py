@@ -13,7 +13,7 @@ from verl_clipx.losses.base.width import Width
 
 
 def decay_parameter(default: float, at_least: float, at_most: float, meaning: str) -> Any:
-    """An exponent of the decay; the arguments are as for `parameter` and `number`."""
+    """Return a parameter that is an exponent of the decay. The arguments are as for `parameter` and `number`."""
     return parameter(default, number(at_least=at_least, at_most=at_most), meaning, "paper")
 
 
@@ -44,6 +44,9 @@ class Dgpo(FixedBounds, name="dgpo", source="DGPO (arXiv 2603.14389), Eq. 9-10")
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A = t.advantages
         r = t.free_ratio
+        is_below = (A < 0) & (r < bounds.low)
+        is_above = (A > 0) & (r > bounds.high)
+        # The clamped ratio does not change with log_prob, so it passes no gradient.
         weight = where(t.unclamped, r, 0.0)
-        weight = where((A < 0) & (r < bounds.low), r * (r / bounds.low) ** self.n, weight)
-        return where((A > 0) & (r > bounds.high), r * (bounds.high / r) ** (1 / self.m), weight)
+        weight = where(is_below, r * (r / bounds.low) ** self.n, weight)
+        return where(is_above, r * (bounds.high / r) ** (1 / self.m), weight)

@@ -11,12 +11,12 @@ from verl_clipx.losses.base.parameters import VerlKey, choice, number, optional,
 from verl_clipx.losses.base.tokens import Tokens
 from verl_clipx.losses.base.width import Width
 
-# Added to 1 - p and to 1 - q, as in the release: the paper's formula is 0/0 where both are 0.
+# Added to 1 - p and to 1 - q, as in the release, because the paper's formula is 0/0 where both are 0.
 SMALLEST = 1e-8
 
 
 def threshold_parameter(side: str, which: str) -> Any:
-    """The largest divergence of tokens that are kept although PPO's clip acts on their side.
+    """Return a parameter that is the largest divergence of the tokens that are kept on one side.
 
     Args:
         side: "low", for tokens with A < 0 that became less likely, or "high", for those with A > 0 that became more so.
@@ -62,13 +62,13 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
     )
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        """The bounds -threshold_low and threshold_high on D."""
+        """Return the bounds -threshold_low and threshold_high on D."""
         low = -math.inf if self.threshold_low is None else -self.threshold_low
         high = math.inf if self.threshold_high is None else self.threshold_high
         return Bounds(low, high)
 
     def bounded(self, t: Tokens) -> Tensor:
-        """The divergence D of each token, below 0 where the token became less likely: (sequences, length)."""
+        """Return the divergence D of each token, below 0 where the token became less likely: (sequences, length)."""
         # p under the current policy, q under the old one.
         p, q = t.probabilities
         if self.divergence == "tv":

@@ -33,7 +33,9 @@ class Dro(WithPull, ConstantWeight, name="dro", source="DRO (arXiv 2405.19107), 
     )
 
     def own_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        """Return 1, and 0 where A is 0, where F does not exist: (sequences, length)."""
         return (t.advantages != 0).to(t.ratio.dtype)
 
     def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        """Return beta/2 (log r)^2, and its derivative with respect to log_prob."""
         return self.beta / 2 * t.log_ratio.square(), self.beta * t.log_ratio

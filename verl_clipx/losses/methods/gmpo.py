@@ -34,12 +34,15 @@ class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), Eq. 4"):
         return where(bounds.clipped(t.ratio, t.advantages), 0.0, self._geometric_mean(t, bounds))
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """-A s, also for a token that is clipped."""
+        """Return -A s, also for a token that is clipped."""
         return -t.advantages * self._geometric_mean(t, bounds)
 
     def _geometric_mean(self, t: Tokens, bounds: Bounds) -> Tensor:
-        low = math.log(bounds.low) if bounds.low > 0 else -math.inf
+        """Return s at each token, (sequences, length)."""
         A = t.advantages
-        log_ratio = t.log_ratio
-        limited = where(A > 0, log_ratio.clamp(max=math.log(bounds.high)), log_ratio.clamp(min=low))
-        return saturate(t.sequence_mean(where(A == 0, 0.0, limited))).exp().expand_as(t.ratio)
+        log_low = math.log(bounds.low) if bounds.low > 0 else -math.inf
+        log_high = math.log(bounds.high)
+        clipped = where(A > 0, t.log_ratio.clamp(max=log_high), t.log_ratio.clamp(min=log_low))
+        # A token with A = 0 counts with the ratio 1. In the paper, A is 0 at all tokens of a sequence or at none.
+        clipped = where(A == 0, 0.0, clipped)
+        return saturate(t.sequence_mean(clipped)).exp().expand_as(t.ratio)

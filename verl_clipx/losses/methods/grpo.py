@@ -23,15 +23,16 @@ class ClippedSurrogate(Method):
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A = t.advantages
         r = t.free_ratio
-        clipped = bounds.clipped(r, A) | ~t.unclamped
+        # The clamped ratio does not change with log_prob, so it passes no gradient.
+        is_clipped = bounds.clipped(r, A) | ~t.unclamped
         if self.dual_clip is not None:
-            clipped = clipped | ((A < 0) & (r > self.dual_clip))
-        return where(clipped, 0.0, r)
+            is_clipped = is_clipped | ((A < 0) & (r > self.dual_clip))
+        return where(is_clipped, 0.0, r)
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """max(-A r, -A clip(r)), and at most -A dual_clip where A < 0."""
+        """Return max(-A r, -A clip(r)), and at most -A dual_clip where A < 0."""
         A = t.advantages
-        value = bounds.surrogate(t.ratio, t.advantages)
+        value = bounds.surrogate(t.ratio, A)
         if self.dual_clip is None:
             return value
         return where(A < 0, minimum(value, -A * self.dual_clip), value)

@@ -10,6 +10,7 @@ from verl_clipx.losses.base.parameters import LOWER_WIDTH, UPPER_WIDTH
 from verl_clipx.losses.base.tokens import Tokens, saturate
 from verl_clipx.losses.base.width import Width
 
+# Why a bound outside the usual range of a sequence's ratio is refused if it comes from verl's keys.
 OF_TOKENS = "the ratio of a sequence stays close to 1, so that bounds for the ratios of tokens would clip nothing"
 
 
@@ -37,21 +38,24 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
     )
 
     def bounded(self, t: Tokens) -> Tensor:
-        """The sequence's ratio, at each of its tokens."""
+        """Return the sequence's ratio s at each of its tokens, (sequences, length)."""
         highest = math.inf if self.log_ratio_clamp is None else self.log_ratio_clamp
         return self._log_ratio(t).clamp(max=highest).exp().expand_as(t.ratio)
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         s = self.bounded(t)
-        clipped = bounds.clipped(s, t.advantages)
+        is_clipped = bounds.clipped(s, t.advantages)
         if self.log_ratio_clamp is not None:
-            clipped = clipped | (self._log_ratio(t) > self.log_ratio_clamp)
-        return where(clipped, 0.0, s)
+            is_clipped = is_clipped | (self._log_ratio(t) > self.log_ratio_clamp)
+        return where(is_clipped, 0.0, s)
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """max(-A s, -A clip(s))."""
+        """Return max(-A s, -A clip(s))."""
         return bounds.surrogate(self.bounded(t), t.advantages)
 
     def _log_ratio(self, t: Tokens) -> Tensor:
-        """(sequences, 1), within the range of the dtype. As in verl, only the mean is clamped and not each token."""
+        """Return the mean log-ratio of each sequence, (sequences, 1), saturated.
+
+        As in verl, log_ratio_clamp acts on this mean, and not on the log-ratio of each token.
+        """
         return saturate(t.sequence_mean(t.log_prob - t.old_log_prob))

@@ -13,7 +13,7 @@ from verl_clipx.losses.base.width import Width
 
 
 def pull_parameter(default: float) -> Any:
-    """The weight of a pull back to the old policy, `kl_tau`."""
+    """Return the parameter `kl_tau`, which is the weight of a pull back to the old policy."""
     return parameter(
         default,
         number(at_least=0, at_most=100),
@@ -34,22 +34,24 @@ class MovedTooFar(WithPull):
 
     @property
     def unconstrained_weight(self) -> bool:  # type: ignore[override]
-        """Returns whether F may be 0 or less: it may with the pull back."""
+        """Whether F may be 0 or less, which only the pull can make of it."""
         return self.kl_tau > 0
 
     def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        """Return kl_tau (log r)^2, and its derivative with respect to log_prob."""
         return self.kl_tau * t.log_ratio.square(), 2 * self.kl_tau * t.log_ratio
 
     def own_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        """min(r, ratio_cap) of the tokens that are kept."""
-        moved = self.bounded(t)
+        """Return min(r, ratio_cap) for the tokens that are kept, and 0 for the others: (sequences, length)."""
+        moved_by = self.bounded(t)
         weight = t.free_ratio
-        dropped = (moved < bounds.low) | (moved > bounds.high)
+        is_dropped = (moved_by < bounds.low) | (moved_by > bounds.high)
         if self.ratio_cap is None:
-            dropped = dropped | ~t.unclamped
+            # The clamped ratio does not change with log_prob, so it passes no gradient.
+            is_dropped = is_dropped | ~t.unclamped
         else:
             weight = weight.clamp(max=self.ratio_cap)
-        return where(dropped, 0.0, weight)
+        return where(is_dropped, 0.0, weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +59,9 @@ class Ipo(MovedTooFar, name="ipo", source="prime-rl's default loss since Septemb
     """Drops tokens whose probability moved by more than a threshold, in either direction.
 
     With p the current and q the old probability, F = min(r, ratio_cap) where |p - q| <= threshold and F = 0 elsewhere.
-    With kl_tau, every token is also pulled back to the old policy: the objective loses kl_tau (log r)^2, and its
-    gradient 2 kl_tau log r, which F holds divided by A (traces show none of it where A is 0, while the gradient has
-    it).
+    With kl_tau, every token is also pulled back to the old policy: kl_tau (log r)^2 is subtracted from the objective.
+    Its derivative 2 kl_tau log r is a part of F, where it is divided by A. Where A is 0, traces show none of it, while
+    the gradient has it.
 
     prime-rl measures from the policy that sampled.
     """
@@ -77,12 +79,12 @@ class Ipo(MovedTooFar, name="ipo", source="prime-rl's default loss since Septemb
     )
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        """The bounds on the change of the probability."""
+        """Return the bounds -threshold and threshold on the change of the probability."""
         # No probability changes by more than 1.
         threshold = 1.0 if self.threshold is None else self.threshold
         return Bounds(-threshold, threshold)
 
     def bounded(self, t: Tokens) -> Tensor:
-        """p - q."""
+        """Return p - q, (sequences, length)."""
         p, q = t.probabilities
         return p - q

@@ -20,7 +20,8 @@ from verl_clipx.losses.methods.clip_cov import (
     hash_to_uniform,
 )
 
-# Buckets of equal logarithmic width, 0.8 %, between the two edges; the first and the last bucket are open.
+# The histogram of covariances: buckets of equal logarithmic width, 0.8 %, between the two edges, an open one below and
+# an open one above.
 BUCKETS = 2048
 LOWEST_EDGE = 1e-4
 HIGHEST_EDGE = 1e3
@@ -33,10 +34,11 @@ class KlCov(
     """No bounds on the ratio; the tokens of highest covariance are pulled back to the old policy.
 
     F = r, and r - coefficient * sign(log r) / A for the share of the tokens with the highest covariance of advantage
-    and log-probability over the mini-batch. From the last bucket of covariances (0.8 % wide; all up to 1e-4 share one),
-    as many tokens as the share still lacks are drawn on average, as by `clip_cov`. verl takes the tokens with the
-    highest covariance in each micro-batch, about the micro-batch's means. Where A is 0 there is no penalty here, while
-    verl has one.
+    and log-probability over the mini-batch. Covariances are counted in buckets (0.8 % wide; all up to 1e-4 share one).
+    From the bucket in which the share ends, as many tokens as it still lacks are drawn on average, as by `clip_cov`.
+
+    verl takes the tokens with the highest covariance in each micro-batch, about the micro-batch's means. Where A is 0
+    there is no penalty here, while verl has one.
     """
 
     logs = (
@@ -66,13 +68,17 @@ class KlCov(
     second_statistics_size = BUCKETS
 
     def second_statistics(self, t: Tokens, first: Tensor) -> Tensor:
-        """The histogram of the covariances: (BUCKETS,), float64."""
+        """Return the histogram of the covariances: (BUCKETS,), float64."""
         bucket = bucket_of(compute_covariances(t, compute_means(first)), inner_edges(first.device))
-        # As one sequence: the counts of each would take more memory than the tokens.
+        # All tokens are counted as one sequence, because the counts of each sequence would take more memory than the
+        # tokens.
         return whole_sums(bucket.reshape(1, -1), t.mask.reshape(1, -1), BUCKETS)[0]
 
     def decide(self, statistics: Tensor) -> Tensor:
         """Find the bucket of covariances in which the share ends, counted from the highest one down.
+
+        Args:
+            statistics: the three sums of `MethodWithMeans.statistics`, then the histogram of the covariances.
 
         Returns:
             (5,), float64: the two means, the lower and the upper edge of that bucket, and the part of its tokens that
@@ -82,7 +88,7 @@ class KlCov(
         counts = statistics[FIRST_STAGE_SIZE:]
         # At least one token, as in verl.
         wanted = (self.share * token_count).floor().clamp(min=1.0)
-        # By the number of buckets below the highest one: the tokens in that bucket and all above it.
+        # Entry k is the number of tokens in the bucket that lies k buckets below the highest one, and in all above it.
         count_from_above = counts.flip(0).cumsum(0)
         steps_down = (count_from_above < wanted).sum(0, keepdim=True).clamp(max=BUCKETS - 1)
         last = BUCKETS - 1 - steps_down
@@ -96,22 +102,24 @@ class KlCov(
         return cat([compute_means(statistics), low, high, part])
 
     def bounded(self, t: Tokens) -> Tensor:
-        """The log-probability: with its advantage, it says whether a token's covariance is above the bound."""
+        """Return the log-probability. Together with the advantage, it says whether a covariance is above its bound."""
         return t.log_prob
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        """Bounds on the log-probability beyond which a token's covariance is above that of the penalised ones.
+        """Return bounds on the log-probability beyond which the token's covariance is above its bound.
 
-        With A above its mean, the covariance rises with the log-probability and the upper bound acts; with A below its
-        mean, the lower one.
+        With A above its mean, the covariance rises with the log-probability, and the upper bound acts. With A below its
+        mean, the covariance falls with the log-probability, and the lower bound acts.
         """
         mean_advantage, mean_log_prob, low, high, part = decision.to(t.ratio.dtype).unbind()
-        # Of the last bucket, a random part is penalised: those tokens have its lower edge as their bound.
+        # Of the last bucket, a random part is penalised. The drawn tokens have its lower edge as the bound of their
+        # covariance, and all others its upper edge.
         is_drawn = hash_to_uniform(t.old_log_prob, seed=0) < part
         covariance_bound = where(is_drawn, low, high)
         deviation = t.advantages - mean_advantage
         log_prob_bound = mean_log_prob + covariance_bound / where(deviation == 0, 1.0, deviation)
-        # With A at its mean the covariance is 0 whatever the log-probability: all are above a negative bound, or none.
+        # With A at its mean, the covariance is 0 at every log-probability. Every token is above a negative bound, and
+        # none is above another one.
         bound_at_mean = where(covariance_bound < 0, -math.inf, math.inf)
         high_unless_above = where(deviation < 0, math.inf, bound_at_mean)
         return Bounds(
@@ -120,32 +128,35 @@ class KlCov(
         )
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
-        return {"covariance_bound": decision[2].clamp(min=-1.0)}
+        lower_edge = decision[2]
+        # The first bucket has no lower edge, and -infinity could not be averaged.
+        return {"covariance_bound": lower_edge.clamp(min=-1.0)}
 
-    def penalised(self, t: Tokens, bounds: Bounds) -> Tensor:
-        """The tokens that are pulled back: bool, (sequences, length)."""
-        return (t.advantages != 0) & ((t.log_prob > bounds.high) | (t.log_prob < bounds.low))
+    def find_penalised(self, t: Tokens, bounds: Bounds) -> Tensor:
+        """Return the tokens that are pulled back: bool, (sequences, length)."""
+        is_beyond = (t.log_prob > bounds.high) | (t.log_prob < bounds.low)
+        return is_beyond & (t.advantages != 0)
 
     def own_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         return where(t.unclamped, t.free_ratio, 0.0)
 
     def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
-        """coefficient * |log r| where a token is penalised, and its derivative with respect to log_prob."""
-        is_penalised = self.penalised(t, bounds)
+        """Return coefficient * |log r| where a token is penalised, and its derivative with respect to log_prob."""
+        is_penalised = self.find_penalised(t, bounds)
         penalty = where(is_penalised, self.coefficient * t.log_ratio.abs(), 0.0)
-        # The clamped log-ratio does not change with log_prob.
+        # Where the clamp acts, the log-ratio does not change with log_prob.
         derivative = where(is_penalised & t.unclamped, self.coefficient * t.log_ratio.sign(), 0.0)
         return penalty, derivative
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """-A r + the penalty."""
+        """Return the penalty minus A r."""
         penalty, _ = self.pull_on(t, bounds)
         return penalty - t.advantages * t.ratio
 
 
 def inner_edges(device: torch.device | str) -> Tensor:
-    """The upper edges of all buckets but the last: ascending, (BUCKETS - 1,), float64."""
-    # Made on the device: copying a list there would wait for it.
+    """Return the upper edges of all buckets but the last: ascending, (BUCKETS - 1,), float64."""
+    # Made on the device, because copying a list there would wait for it.
     number = torch.arange(BUCKETS - 1, dtype=torch.float64, device=device)
     log_width = math.log(HIGHEST_EDGE / LOWEST_EDGE) / (BUCKETS - 2)
     return (number * log_width + math.log(LOWEST_EDGE)).exp()

@@ -22,7 +22,7 @@ class Kpop(MovedTooFar, name="kpop", source="KPop (Ring 2.6's notes, May 2026), 
 
         KL(p, q) = p log(p / q) + (1 - p) log((1 - p) / (1 - q))
 
-    The objective also loses kl_tau (log r)^2, as that of `ipo`.
+    kl_tau (log r)^2 is subtracted from the objective, as in `ipo`.
 
     Both sources measure from the policy that sampled.
     """
@@ -40,11 +40,11 @@ class Kpop(MovedTooFar, name="kpop", source="KPop (Ring 2.6's notes, May 2026), 
     kl_tau: float = pull_parameter(1e-3)
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        """The bounds on the larger divergence, which `bounded` gives a sign."""
+        """Return the bounds on the larger divergence, to which `bounded` gives a sign."""
         return Bounds(-self.threshold, self.threshold)
 
     def bounded(self, t: Tokens) -> Tensor:
-        """The larger of KL(p, q) and KL(q, p), below 0 where the token became less likely: (sequences, length)."""
+        """Return the larger of KL(p, q) and KL(q, p), below 0 where p < q: (sequences, length)."""
         p = t.log_prob.exp().clamp(SMALLEST, 1 - SMALLEST)
         q = t.old_log_prob.exp().clamp(SMALLEST, 1 - SMALLEST)
         larger = larger_divergence(p, q)
@@ -57,7 +57,7 @@ def larger_divergence(p: Tensor, q: Tensor) -> Tensor:
     It is a function of its own so that the memory of both divergences is free again where it returns.
     """
     log_ratio = p.log() - q.log()
-    # Of all other tokens, whose probabilities are 1 - p and 1 - q: here log((1 - q) / (1 - p)).
+    # log((1 - q) / (1 - p)), of all other tokens, whose probabilities are 1 - p and 1 - q.
     log_ratio_of_others = (-q).log1p() - (-p).log1p()
     kl_pq = p * log_ratio - (1 - p) * log_ratio_of_others
     kl_qp = (1 - q) * log_ratio_of_others - q * log_ratio

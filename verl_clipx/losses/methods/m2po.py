@@ -11,7 +11,7 @@ from verl_clipx.losses.base.metric import of_decision, of_rollout_batch
 from verl_clipx.losses.base.parameters import choice, number, parameter
 from verl_clipx.losses.base.tokens import Tokens, saturate
 
-# Of |log-ratio|, from 2^-10 to LARGEST.
+# The buckets of |log-ratio|, from 2^-10 to 2^6, which is LARGEST.
 OCTAVES = Octaves(lowest=-10, count=16)
 
 
@@ -78,7 +78,7 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         return ("rollout_log_prob",) if self.behaviour == "rollout" else ()
 
     def bounded(self, t: Tokens) -> Tensor:
-        """Returns the quantity that is bounded: the log-ratio to the policy that sampled."""
+        """Return the log-ratio to the policy that `behaviour` chooses, (sequences, length)."""
         sampler_log_prob = t.rollout_log_prob if self.behaviour == "rollout" else t.old_log_prob
         return saturate(t.log_prob - sampler_log_prob)
 
@@ -86,18 +86,23 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
     statistics_size = 2 * OCTAVES.buckets
 
     def statistics(self, t: Tokens) -> Tensor:
-        """Returns two numbers for each bucket of |log r|, of the tokens that PPO's clip acts on.
+        """Count the tokens that PPO's clip acts on, and sum their (log r)^2, in each bucket of |log r|.
 
-        The first half holds how many of these tokens fall into each bucket, the second half the sum of their (log r)^2.
+        Returns:
+            (statistics_size,), float64: the number of these tokens in each bucket, then the sum of their (log r)^2 in
+            each.
         """
         A = t.advantages
         log_ratio = self.bounded(t)
-        rising = (A > 0) & (log_ratio > 0)
-        falling = (A < 0) & (log_ratio < 0)
-        return OCTAVES.counts_and_squares(log_ratio, t.mask & (rising | falling))
+        is_rising = (A > 0) & (log_ratio > 0)
+        is_falling = (A < 0) & (log_ratio < 0)
+        return OCTAVES.counts_and_squares(log_ratio, t.mask & (is_rising | is_falling))
 
     def decide(self, statistics: Tensor) -> Tensor:
-        """Chooses tau, the largest edge at which the second moment is at most the threshold.
+        """Choose tau, the largest edge at which the second moment is at most the threshold.
+
+        Args:
+            statistics: the sums of `statistics` over all tokens of the update.
 
         Returns:
             (4,), float64: tau, which is infinite if nothing is masked; the second moment before and after masking; the
@@ -114,10 +119,11 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         if self.moment == "kept":
             moment = ratio_or_zero(kept_squares, kept_count)
         else:
-            # The last bucket has no upper edge. No token is masked there, so that any number serves.
+            # The last bucket has no upper edge, and needs none, because no token is masked where it is kept.
             caps = cat([edges, edges[-1:]])
             moment = ratio_or_zero(kept_squares + masked_count * caps.square(), all_count)
-        # The first bucket always fits: its squares are at most 2^-20.
+        # 1 up to the last edge before the first one that does not fit, and 0 from there on. The first bucket always
+        # fits, because its squares are at most 2^-20.
         fitting = (moment <= self.threshold).to(int64).cumprod(0)
         chosen = fitting.sum(0, keepdim=True) - 1
         tau = cat([edges, torch.full_like(edges[:1], torch.inf)]).gather(0, chosen)
@@ -140,16 +146,16 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         }
 
     def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
-        """Returns the narrowest bound of any update, and the last update's bound."""
+        """Return the narrowest bound of any update, and the last update's bound; nothing for one update."""
         bounds = metrics["log_ratio_bound"]
         if len(bounds) == 1:
             return {}
         return {"log_ratio_bound_lowest": min(bounds), "log_ratio_bound_last": bounds[-1]}
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
-        """Returns the ratio to the policy that sampled, and 0 for tokens whose log-ratio lies outside the bounds."""
+        """Return the ratio to the policy that `behaviour` chooses, and 0 for masked tokens and beyond the clamp."""
         log_ratio = self.bounded(t)
-        masked = bounds.clipped(log_ratio, t.advantages)
+        is_masked = bounds.clipped(log_ratio, t.advantages)
         if self.log_ratio_clamp is not None:
-            masked = masked | (log_ratio.abs() > self.log_ratio_clamp)
-        return where(masked, 0.0, log_ratio.exp())
+            is_masked = is_masked | (log_ratio.abs() > self.log_ratio_clamp)
+        return where(is_masked, 0.0, log_ratio.exp())

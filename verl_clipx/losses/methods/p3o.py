@@ -10,7 +10,7 @@ from verl_clipx.losses.base.metric import of_decision
 from verl_clipx.losses.base.pull import WithPull
 from verl_clipx.losses.base.tokens import Tokens, number_in, parts
 
-# The exponential in the pull takes log-ratios up to this size, as in the authors' code; beyond, it has no gradient.
+# Log-ratios in the pull's exponential are clamped to +-this, as in the authors' code, and have no gradient beyond.
 LARGEST = 10.0
 
 
@@ -19,11 +19,11 @@ class P3o(WithPull, ConstantWeight, name="p3o", source="P3O (arXiv 2605.12380), 
     """Caps the ratio at the effective sample size E of the update's ratios, and pulls back by what is missing from 1.
 
     E = (sum of r)^2 / (n * sum of r^2) over the mini-batch's n tokens. The objective of a token is
-    min(r, E) A log pi - (1 - E) (log r + 1 / r - 1), its first weight a constant, so that
+    min(r, E) A log pi - (1 - E) (log r + 1 / r - 1), where min(r, E) is held constant, so that
     F = min(r, E) - (1 - E) (1 - 1 / r) / A. Where A is 0, F can't hold the pull: traces show none of it there, while
-    the gradient has it. It has no parameter of its own.
+    the gradient has it. The method has no parameter of its own.
 
-    As in the authors' code, log r is clamped to +-10 inside of 1 / r = exp(-log r), whose gradient ends there. Beyond,
+    As in the authors' code, log r is clamped to +-10 in 1 / r = exp(-log r), which has no gradient beyond. There,
     F = min(r, E) - (1 - E) / A: a token far below the old policy is pushed down a little, and no longer pulled up.
 
     The authors measure from the policy that sampled.
@@ -44,15 +44,15 @@ class P3o(WithPull, ConstantWeight, name="p3o", source="P3O (arXiv 2605.12380), 
     statistics_size = 3
 
     def statistics(self, t: Tokens) -> Tensor:
-        """The number of tokens, the sum of their ratios, and that of their squares."""
+        """Return the number of tokens, the sum of their ratios, and the sum of the squared ratios: (3,), float64."""
         ratio = parts((t.ratio * t.mask).to(float64))
         return stack([number_in(t.mask).to(float64), ratio.sum(-1), ratio.square().sum(-1)]).sum(-1)
 
     def decide(self, statistics: Tensor) -> Tensor:
-        """E, and 1 without tokens."""
-        number, total, squares = statistics.view(3, 1)
-        share = ratio_or_zero(total.square(), number * squares).clamp(max=1.0)
-        return share.where(number > 0, 1.0)
+        """Return E, and 1 without tokens: (1,), float64."""
+        token_count, total, squares = statistics.view(3, 1)
+        effective_share = ratio_or_zero(total.square(), token_count * squares).clamp(max=1.0)
+        return effective_share.where(token_count > 0, 1.0)
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
         return {"ratio_cap": decision[0]}
@@ -64,8 +64,9 @@ class P3o(WithPull, ConstantWeight, name="p3o", source="P3O (arXiv 2605.12380), 
         return bounds.clip(t.ratio)
 
     def pull_on(self, t: Tokens, bounds: Bounds) -> tuple[Tensor, Tensor]:
-        """(1 - E) (log r + 1 / r - 1), with 1 / r clamped, and its derivative."""
-        missing = 1 - bounds.high
+        """Return (1 - E) (log r + 1 / r - 1), with 1 / r clamped, and its derivative with respect to log_prob."""
+        strength = 1 - bounds.high
         inverse = (-t.log_ratio).clamp(-LARGEST, LARGEST).exp()
-        slope = where(t.log_ratio.abs() > LARGEST, 0.0, inverse)
-        return missing * (t.log_ratio + inverse - 1), missing * (1 - slope)
+        # The derivative of 1 / r is -1 / r, and 0 where 1 / r is clamped.
+        unclamped_inverse = where(t.log_ratio.abs() > LARGEST, 0.0, inverse)
+        return strength * (t.log_ratio + inverse - 1), strength * (1 - unclamped_inverse)

@@ -11,7 +11,13 @@ from verl_clipx.losses.base.tokens import Tokens
 
 
 def temperature_parameter(default: float, tokens: str, key: str) -> Any:
-    """The temperature of some tokens. verl's sapo reads `key`, its scripts set it under policy_loss."""
+    """Return a parameter that is the temperature of some tokens.
+
+    Args:
+        default: as for `parameter`.
+        tokens: these tokens, in words.
+        key: the name that verl's loss `sapo` reads. verl's scripts set it under policy_loss.
+    """
     allowed = number(at_least=0.01, at_most=100, usual=(0.5, 10))
     verl = VerlKey((key, f"policy_loss.{key}"))
     meaning = f"temperature of {tokens}; larger: a narrower gate"
@@ -37,10 +43,11 @@ class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
         return where(t.unclamped, 4 * sigmoid(x) * sigmoid(-x) * r, 0.0)
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """-A f(r)."""
+        """Return -A f(r)."""
         tau = self._temperature(t)
         return -t.advantages * sigmoid(tau * (t.ratio - 1)) * (4 / tau)
 
     def _temperature(self, t: Tokens) -> Tensor:
-        # Two numbers alone would make float32 of float64.
+        """Return tau of each token, (sequences, length)."""
+        # A tensor and not a number, because `where` of two numbers would be float32 for float64 tokens too.
         return where(t.advantages > 0, full_like(t.ratio, self.tau_positive), self.tau_negative)

@@ -20,7 +20,7 @@ class Spo(Method, name="spo", source="Simple Policy Optimization (arXiv 2401.160
     0 at the edge of PPO's clip and has the other sign beyond it. F = 0 beyond log_ratio_clamp.
     """
 
-    # It is 1 at ratio 1, and below 0 beyond the edge of PPO's clip.
+    # F is 1 at ratio 1, and below 0 beyond the edge of PPO's clip.
     unconstrained_weight = True
 
     epsilon: float = parameter(
@@ -37,7 +37,7 @@ class Spo(Method, name="spo", source="Simple Policy Optimization (arXiv 2401.160
         return where(t.unclamped, r * (1 - t.advantages.sign() * (r - 1) / self.epsilon), 0.0)
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """|A| (r - 1)^2 / (2 epsilon) - A r."""
+        """Return |A| (r - 1)^2 / (2 epsilon) - A r."""
         A = t.advantages
         r = t.ratio.clamp(max=LARGEST_RATIO)
         return A.abs() * (r - 1).square() / (2 * self.epsilon) - A * r

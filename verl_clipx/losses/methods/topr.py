@@ -12,7 +12,7 @@ from verl_clipx.losses.base.tokens import Tokens, saturate
 
 
 def weight_parameter(default: float, at_least: float, at_most: float, meaning: str) -> Any:
-    """A limit of the weight; the arguments are as for `parameter` and `number`."""
+    """Return a parameter that is a limit of the weight. The arguments are as for `parameter` and `number`."""
     return parameter(default, number(at_least=at_least, at_most=at_most), meaning, "paper", role="truncation")
 
 
@@ -50,28 +50,38 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
         return {} if constant else super().limits
 
     def bounded(self, t: Tokens) -> Tensor:
-        """The ratio of each token, or of its sequence."""
+        """Return the ratio of each token, or of its sequence, (sequences, length)."""
         if self.level == "token":
             return t.ratio
         total = where(t.mask, t.log_ratio, 0.0).sum(-1, keepdim=True)
         return saturate(total).exp().expand_as(t.ratio)
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        """The limits of the weights, unless they leave only one weight, which then does not depend on the ratio."""
-        positive = limits(self.positive_low, self.positive_high)
-        negative = limits(self.negative_low, self.negative_high)
-        # Two numbers alone would make float32 of float64.
-        low = t.ratio.new_full((), negative.low)
-        high = t.ratio.new_full((), negative.high)
-        return Bounds(where(t.advantages < 0, low, positive.low), where(t.advantages < 0, high, positive.high))
+        """Return the limits of each token's weight, unless they leave it only one value, whatever the ratio is."""
+        is_negative = t.advantages < 0
+        positive = bounds_of_limits(self.positive_low, self.positive_high)
+        negative = bounds_of_limits(self.negative_low, self.negative_high)
+        # Tensors and not numbers, because `where` of two numbers would be float32 for float64 tokens too.
+        negative_low = t.ratio.new_full((), negative.low)
+        negative_high = t.ratio.new_full((), negative.high)
+        return Bounds(
+            low=where(is_negative, negative_low, positive.low),
+            high=where(is_negative, negative_high, positive.high),
+        )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A = t.advantages
         ratio = self.bounded(t)
-        positive = ratio.clamp(self.positive_low, self.positive_high)
-        return where(A < 0, ratio.clamp(self.negative_low, self.negative_high), positive)
+        positive_weight = ratio.clamp(self.positive_low, self.positive_high)
+        negative_weight = ratio.clamp(self.negative_low, self.negative_high)
+        return where(A < 0, negative_weight, positive_weight)
 
 
-def limits(low: float, high: float) -> Bounds:
-    """Bounds on the ratio if the weight follows it, and infinite ones if the weight is a single number."""
-    return Bounds(low, high) if low < high else Bounds(0.0, math.inf)
+def bounds_of_limits(low: float, high: float) -> Bounds:
+    """Return the bounds on the ratio that two limits of the weight are.
+
+    If both are equal, the weight does not follow the ratio, and there is no bound on it.
+    """
+    if low == high:
+        return Bounds(0.0, math.inf)
+    return Bounds(low, high)

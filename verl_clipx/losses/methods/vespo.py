@@ -16,7 +16,7 @@ HIGHEST = 20.0
 
 
 def weight_parameter(default: float, at_most: float, meaning: str) -> Any:
-    """A constant of the weight, above 0; the arguments are as for `parameter` and `number`."""
+    """Return a parameter that is a constant of the weight. The arguments are as for `parameter` and `number`."""
     return parameter(default, number(above=0, at_most=at_most), meaning, "release", role="soft weight")
 
 
@@ -43,17 +43,17 @@ class Vespo(
     lambda_negative: float = weight_parameter(2.0, 30, "decay with w where A < 0; larger: less weight of large ratios")
 
     def bounded(self, t: Tokens) -> Tensor:
-        """The sequence's ratio w, at each of its tokens."""
+        """Return the sequence's ratio w at each of its tokens, (sequences, length)."""
         return self._log_ratio(t).exp().expand_as(t.ratio)
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         log_w = self._log_ratio(t)
-        negative = t.advantages < 0
-        # Two numbers alone would make float32 of float64.
-        k = where(negative, full_like(t.ratio, self.k_negative), self.k_positive)
-        decay = where(negative, full_like(t.ratio, self.lambda_negative), self.lambda_positive)
+        is_negative = t.advantages < 0
+        # Tensors and not numbers, because `where` of two numbers would be float32 for float64 tokens too.
+        k = where(is_negative, full_like(t.ratio, self.k_negative), self.k_positive)
+        decay = where(is_negative, full_like(t.ratio, self.lambda_negative), self.lambda_positive)
         return (k * log_w + decay * (1 - log_w.exp())).exp()
 
     def _log_ratio(self, t: Tokens) -> Tensor:
-        """log w, (sequences, 1)."""
+        """Return log w, (sequences, 1)."""
         return where(t.mask, t.log_ratio, 0.0).sum(-1, keepdim=True).clamp(LOWEST, HIGHEST)
