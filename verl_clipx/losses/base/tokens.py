@@ -87,7 +87,12 @@ OPTIONAL = ("rollout_log_prob", "entropy", "group")
 
 
 def mean_over_sequence(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over each sequence's tokens in a mask, (sequences, 1); 0 for a sequence without tokens."""
+    """Return the mean of each sequence's values in a mask, (sequences, 1); 0 for a sequence without tokens.
+
+    Args:
+        values: (sequences, length); values outside the mask may be anything, even NaN.
+        mask: bool, (sequences, length).
+    """
     total = where(mask, values, 0.0).sum(-1, keepdim=True)
     count = mask.sum(-1, keepdim=True)
     return total / count.clamp(min=1)
