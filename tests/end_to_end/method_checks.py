@@ -9,7 +9,7 @@ from typing import Any
 from tests.losses.methods.facts import fact
 from verl_clipx.losses.applying.metrics import token_metrics, token_sums
 from verl_clipx.losses.base.shared_metrics import REGIONS
-from verl_clipx.losses.contract.contract import evaluate, every_ratio, example, inputs_of
+from verl_clipx.losses.contract.contract import evaluate, every_ratio, example, select_inputs
 from verl_clipx.losses.methods import BUILT_IN, METHODS
 
 # What makes a method show itself within a few steps.
@@ -29,10 +29,10 @@ def mean(trained: Any, metric: str) -> float:
 def regions_of(method: str) -> tuple[set[str], set[str]]:
     """Those of `FRACTIONS` that tokens of any ratio and either sign are in, and all where the weight is not 0."""
     kind = METHODS[method](**fact(method, "PARAMETERS_IN_TRAINING", {}))
-    usual = evaluate(kind, **inputs_of(kind, example()))
+    usual = evaluate(kind, **select_inputs(kind, example()))
     # A second stage is about the tokens' own means.
     statistics = None if kind.second_statistics_size else usual.statistics
-    found = evaluate(kind, statistics=statistics, **inputs_of(kind, every_ratio()))
+    found = evaluate(kind, statistics=statistics, **select_inputs(kind, every_ratio()))
     t, weighted = found.tokens, kind.gradient(found.tokens, found.bounds, found.weight)
     sums = token_metrics(token_sums(t, kind.bounded(t), found.bounds, weighted, None, None))
     reached = {region for region, name in FRACTIONS.items() if sums[f"clipx/{name}"] > 0}
