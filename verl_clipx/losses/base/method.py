@@ -320,7 +320,7 @@ DUAL_CLIP = VerlKey(("clip_ratio_c",))
 
 
 def dual_clip_parameter(default: float | None, source: str) -> Any:
-    """Return the parameter `dual_clip`: the bound on the ratio of tokens with A < 0 (PPO's dual clip, 1912.09729)."""
+    """Return the parameter `dual_clip`: the bound on the ratio where A < 0 (dual-clip PPO, arXiv 1912.09729)."""
     meaning = "tokens with A < 0 and a ratio above this get no gradient; null: no dual clip"
     return limit_parameter(default, meaning, source, DUAL_CLIP, at_least=None, above=1, usual=(1.2, 20))
 
