@@ -177,7 +177,7 @@ def test_one_token_that_is_not_finite_hides_no_other(argument, value):
     assert check_gradient(**call)
     call[argument][2, 3] = value
     right = check_gradient(**call)
-    assert right and right.not_compared == 1 and "Not compared: 1 tokens" in str(right)
+    assert right and right.not_compared == 1 and "gradient. Not compared: 1 tokens" in str(right)
     wrong = check_gradient(**call | {"gradient": -call["gradient"]})
     assert not wrong and wrong.difference == pytest.approx(2) and [2, 3] not in wrong.tokens.tolist()
     assert "the trainer's is -1 times as large" in wrong.pattern

@@ -14,11 +14,12 @@ from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.clip_loss import NEEDED, ClipLoss, clip_loss
 from verl_clipx.losses.settings import LossSettings
 
+# The aggregations that `check_gradient` knows by name, which are verl's.
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "token-sum")
 
 
 class GradientCheck(NamedTuple):
-    """The result of `check_gradient`; true if no token differs.
+    """The result of `check_gradient`. It is true if no token differs.
 
     Args:
         difference: the largest difference of a token's gradient from the announced one, relative to the size of the
@@ -37,18 +38,17 @@ class GradientCheck(NamedTuple):
         return not self.pattern
 
     def __str__(self) -> str:
-        size = f"{self.difference:.1e} of a token's"
+        size = f"{self.difference:.1e} of a token's gradient"
         if self:
-            verdict = f"the gradient is the announced one to {size}"
+            verdict = f"the gradient is the announced one; no token differs by more than {size}."
         else:
             first = ", ".join(f"{sequence}:{position}" for sequence, position in self.tokens[:5].tolist())
             verdict = (
-                f"{len(self.tokens)} tokens differ by up to {size} gradient, first (sequence:token) {first}: "
-                f"{self.pattern}."
+                f"{len(self.tokens)} tokens differ by up to {size}, first (sequence:token) {first}: {self.pattern}."
             )
         if not self.not_compared:
             return verdict
-        return f"{verdict} Not compared: {self.not_compared} tokens whose announced gradient is not finite"
+        return f"{verdict} Not compared: {self.not_compared} tokens whose announced gradient is not finite."
 
 
 def check_gradient(

@@ -67,32 +67,33 @@ def token_sums(
     Returns:
         (len(SUMS),), float64, in the order of `SUMS`; additive over any split of the tokens.
     """
-    counts = t.mask if counted is None else t.mask & counted
+    is_counted = t.mask if counted is None else t.mask & counted
     if dual_clip is None:
         # False for every token, because no ratio is negative. A constant would cost another kernel launch.
-        above_dual_clip = t.ratio < 0
+        is_dual_clipped = t.ratio < 0
     else:
-        above_dual_clip = t.ratio > dual_clip
-        above_dual_clip = above_dual_clip & (t.advantages < 0)
+        is_dual_clipped = t.ratio > dual_clip
+        is_dual_clipped = is_dual_clipped & (t.advantages < 0)
 
-    def total(values: Tensor, members: Tensor) -> Tensor:
+    def sum_over(members: Tensor, values: Tensor) -> Tensor:
+        """Return the sums of the members' values in each of `parts`, (rows,)."""
         # Each part is summed in the values' precision and only the sums of parts in float64, so that there is no
         # float64 copy of all tokens.
         return parts(where(members, values, 0.0)).sum(-1)
 
     # In the order of `SUMS`. Uncompiled, the region and the mass of the tokens stay in memory once they are computed,
     # so the sums that need neither are computed before them.
-    sums = [number_in(counts), number_in(counts & above_dual_clip)]
-    del above_dual_clip
-    sums += [total(t.log_ratio, counts), total(t.ratio, counts), total(t.ratio.square(), counts)]
-    region = find_region(t, bounded, bounds, counts)
+    sums = [number_in(is_counted), number_in(is_counted & is_dual_clipped)]
+    del is_dual_clipped
+    sums += [sum_over(is_counted, t.log_ratio), sum_over(is_counted, t.ratio), sum_over(is_counted, t.ratio.square())]
+    region = find_region(t, bounded, bounds, is_counted)
     sums += [number_in(region == NUMBERS[name]) for name in COUNTED_REGIONS]
     mass = weighted.abs()
-    sums += [total(mass, region == number) for number in MASSES.values()]
+    sums += [sum_over(region == number, mass) for number in MASSES.values()]
     return torch.stack(sums).sum(-1, dtype=torch.float64)
 
 
-def find_region(t: Tokens, bounded: Tensor, bounds: Bounds, counts: Tensor) -> Tensor:
+def find_region(t: Tokens, bounded: Tensor, bounds: Bounds, is_counted: Tensor) -> Tensor:
     """Return each token's region as a number, in the ratio's dtype, (sequences, length).
 
     It is one of `NUMBERS`, 0 for a token with A = 0, or `OUTSIDE` for a token that does not count.
@@ -101,11 +102,11 @@ def find_region(t: Tokens, bounded: Tensor, bounds: Bounds, counts: Tensor) -> T
         t: the tokens.
         bounded: what the bounds act on, (sequences, length).
         bounds: the clip bounds on it, broadcastable.
-        counts: the tokens that count, bool, (sequences, length).
+        is_counted: the tokens that count, bool, (sequences, length).
     """
     # One number per token, because masks that several sums use would each be stored, one byte per token.
     side = where(bounded > bounds.high, 3.0, where(bounded < bounds.low, 1.0, 2.0))
-    return where(counts, t.advantages.sign() * side, OUTSIDE).to(t.ratio.dtype)
+    return where(is_counted, t.advantages.sign() * side, OUTSIDE).to(t.ratio.dtype)
 
 
 def name_sums(sums: Iterable[Any], names: Iterable[str] = SUMS) -> dict[str, Any]:
