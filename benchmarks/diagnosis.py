@@ -26,9 +26,9 @@ from verl_clipx.analysis.diagnose.diagnosis import diagnose, keys_missing_for, m
 from verl_clipx.analysis.diagnose.parting import find_parting
 from verl_clipx.analysis.diagnose.rule import Kind, Rule
 from verl_clipx.analysis.diagnose.rules import ROUNDING, RULES
-from verl_clipx.analysis.diagnose.timeline import changes
+from verl_clipx.analysis.diagnose.timeline import find_changes
 from verl_clipx.analysis.runs import keys
-from verl_clipx.analysis.runs.floor import clipped_by_step
+from verl_clipx.analysis.runs.floor import count_clipped_by_step
 from verl_clipx.analysis.runs.folder import RunFolder
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.run_log import not_finite_in, table_of, with_entropy
@@ -302,7 +302,7 @@ def runs_with_floor() -> list[Run]:
         run_of(table_of(kept.rows), configurations[kept.record_content["config_hash"]], kept.path.name)
         for kept in folders
     ]
-    return [run for run in runs if len(clipped_by_step(run))]
+    return [run for run in runs if len(count_clipped_by_step(run))]
 
 
 def made_up_clipping(tokens: int, times: float, generator: numpy.random.Generator) -> Run:
@@ -376,15 +376,15 @@ def timeline_table() -> str:
 
 
 def _changes(run: Run) -> bool:
-    return any(one.stays for one in changes(run.log))
+    return any(one.stays for one in find_changes(run.log))
 
 
 def _spikes(run: Run) -> bool:
-    return not all(one.stays for one in changes(run.log))
+    return not all(one.stays for one in find_changes(run.log))
 
 
 def _seen(record: dict[str, Any], run: Run, healthy: Run) -> tuple[bool, bool, bool, bool]:
-    steps = {change.key: change.step for change in changes(run.log) if change.stays}
+    steps = {change.key: change.step for change in find_changes(run.log) if change.stays}
     first = min(steps.values(), default=numpy.inf)
     trigger = steps.get(TRIGGERS[record["name"]], numpy.inf)
     in_time = abs(trigger - record["since"]) <= IN_TIME

@@ -361,7 +361,7 @@ def diagnose(
 
     Exit code 3 if a finding matches --fail-on, 1 if that can't be checked or a run can't be read, else 0.
     """
-    from verl_clipx.analysis.diagnose.command import FAILED, fails, findings_as_json, lines_of
+    from verl_clipx.analysis.diagnose.command import FAILED, fails, findings_as_json, format_diagnosis
     from verl_clipx.analysis.diagnose.parting import find_parting, say_where
     from verl_clipx.analysis.runs.folder import read_run
 
@@ -376,7 +376,7 @@ def diagnose(
             if as_json:
                 findings_by_run.append({"run": str(path), **findings_as_json(run)})
             else:
-                lines += lines_of(run, verbose=verbose)
+                lines += format_diagnosis(run, verbose=verbose)
         has_failed = any([fails(run, fail_on or []) for run in loaded_runs])
     if as_json and parting is None:
         print_json(**findings_by_run[0])
@@ -507,7 +507,7 @@ def certify(
     if as_json:
         print_json(answers=[asdict(answer) | {"verdict": answer.verdict.value} for answer in answers])
     else:
-        for line in command.lines_of(answers):
+        for line in command.format_answers(answers):
             console.print(escape(line), highlight=False, soft_wrap=True)
     raise typer.Exit(command.exit_code(answers))
 

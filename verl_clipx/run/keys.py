@@ -282,18 +282,18 @@ declare_all(IRRELEVANT, "verl, which fills it in", "distillation.distillation_lo
 
 # --- Rollout correction ----------------------------------------------------------------------------------------------
 
-OF_CORRECTION = "algorithm.rollout_correction"
-BYPASS = declare(f"{OF_CORRECTION}.bypass_mode", READ_BY_VERL, CORRECTION, None)
-ROLLOUT_IS = declare(f"{OF_CORRECTION}.rollout_is", READ_BY_VERL, CORRECTION, None)
+CORRECTION_NODE = "algorithm.rollout_correction"
+BYPASS = declare(f"{CORRECTION_NODE}.bypass_mode", READ_BY_VERL, CORRECTION, None)
+ROLLOUT_IS = declare(f"{CORRECTION_NODE}.rollout_is", READ_BY_VERL, CORRECTION, None)
 # The keys that go with verl's weights, and with its rejection.
 WITH_ROLLOUT_IS = declare_all(
-    READ_BY_VERL, CORRECTION, OF_CORRECTION, "rollout_is_threshold", "rollout_is_batch_normalize", default=None
+    READ_BY_VERL, CORRECTION, CORRECTION_NODE, "rollout_is_threshold", "rollout_is_batch_normalize", default=None
 )
-ROLLOUT_RS = declare(f"{OF_CORRECTION}.rollout_rs", READ_BY_VERL, CORRECTION, None)
-WITH_ROLLOUT_RS = declare_all(READ_BY_VERL, CORRECTION, OF_CORRECTION, "rollout_rs_threshold", default=None)
-LOSS_TYPE = declare(f"{OF_CORRECTION}.loss_type", REFUSED, BYPASS_LOSS, None)
+ROLLOUT_RS = declare(f"{CORRECTION_NODE}.rollout_rs", READ_BY_VERL, CORRECTION, None)
+WITH_ROLLOUT_RS = declare_all(READ_BY_VERL, CORRECTION, CORRECTION_NODE, "rollout_rs_threshold", default=None)
+LOSS_TYPE = declare(f"{CORRECTION_NODE}.loss_type", REFUSED, BYPASS_LOSS, None)
 # A key of verl after 0.9.
-CENTERING = declare(f"{OF_CORRECTION}.score_centering", REFUSED, BYPASS_LOSS, None)
+CENTERING = declare(f"{CORRECTION_NODE}.score_centering", REFUSED, BYPASS_LOSS, None)
 
 
 def correction_of(values: Values) -> Correction:

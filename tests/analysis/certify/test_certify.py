@@ -24,6 +24,7 @@ from tests.analysis.certify.example_arms import (
     without_metrics,
 )
 from tests.analysis.runs.commands import answer, clipx
+from tests.analysis.runs.example_runs import write_log
 from tests.composition import composition
 from tests.messages import assert_names
 from verl_clipx.analysis.demo.files import RUNS, SHIPPED
@@ -61,6 +62,15 @@ def test_two_sound_arms_pass_every_question(tmp_path):
     # 16 prompts in mini-batches of 4.
     amounts = ("5 steps", "1 to 5", "4 updates", "16 prompts", "8 responses")
     printed.assert_verdict(SAME_AMOUNTS, "passed", *amounts)
+
+
+@pytest.mark.parametrize("named", ["run", "run/metrics.jsonl"])
+def test_runs_of_one_name_are_told_apart_by_the_folders_that_they_are_in(tmp_path, named):
+    for arm in ("a", "b"):
+        write_log(tmp_path / arm / "run" / "metrics.jsonl", [{"actor/pg_clipfrac": 0.0}] * 3)
+    printed = clipx("certify", tmp_path / "a" / named, "vs", tmp_path / "b" / named, code=1)
+    for arm in ("a", "b"):
+        assert f"{tmp_path / arm / 'run'}: no token was clipped in any step" in printed
 
 
 def fingerprint_of_step(step):

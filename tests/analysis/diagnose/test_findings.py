@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from tests.analysis.runs.example_runs import write_log, write_validation
-from verl_clipx.analysis.diagnose.findings import collapses, diagnoses, rewards
+from verl_clipx.analysis.diagnose.findings import compare_collapses, compare_rewards, find_alarms
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.held_out import read_held_out_rewards
@@ -18,7 +18,7 @@ from verl_clipx.analysis.runs.settings import Setting, settings_of
 
 def findings(settings):
     """All sentences of a page."""
-    return [*diagnoses(settings), *rewards(settings)]
+    return [*find_alarms(settings), *compare_rewards(settings)]
 
 
 def run(columns, configuration=None, held_out=(), name="run"):
@@ -54,9 +54,9 @@ def held_out(folder, label, *runs):
 )
 def test_a_run_alone_is_compared_with_its_start(tmp_path, right, what):
     one = held_out(tmp_path, "A", {0: [(0.0,)] * 9 + [(1.0,)], 5: [(1.0,)] * right + [(0.0,)] * (10 - right)})
-    assert rewards([one])[0].head == what
-    assert rewards([setting("M", [0.1, 0.2])]) == []
-    equal = rewards([setting(label, [0.1, 0.3, 0.5]) for label in "AB"])
+    assert compare_rewards([one])[0].head == what
+    assert compare_rewards([setting("M", [0.1, 0.2])]) == []
+    equal = compare_rewards([setting(label, [0.1, 0.3, 0.5]) for label in "AB"])
     assert equal[0] == ("The training rewards of A and B are equal.", "All of them are, over 3 steps.")
 
 
@@ -64,7 +64,7 @@ def test_held_out_problems_of_two_runs_are_compared_one_by_one(tmp_path):
     one = held_out(tmp_path, "A", {0: [(0,), (0,), (0,)], 4: [(0, 1), (0, 0), (1, 1)]})
     # The same step and the same problems; differences 0.5, 0.5, 0: mean 1/3, s / sqrt(3) = 1/6, t(0.975, 2) = 4.302653.
     two = held_out(tmp_path, "B", {0: [(0,), (0,), (0,)], 4: [(1, 1), (0, 1), (1, 1)], 6: [(0,), (0,), (0,)]})
-    (found,) = rewards([one, two])
+    (found,) = compare_rewards([one, two])
     assert found.head == "The held-out reward was 0.500 in A and 0.833 in B."
     assert "over 3 problems after step 4; the latter minus the former: +0.333" in found.text
     assert "95\u202f% interval −0.384 to 1.050 over problems, which speaks only of these runs" in found.text
@@ -74,7 +74,7 @@ def test_held_out_problems_are_compared_over_seeds_and_problems(tmp_path):
     # Means of the seeds 0.5, 0.625, 0.375 and 0.75, 0.875, 1.
     scores = {"A": ((1, 0, 1, 0), (1, 0, 1, 0.5), (1, 0, 0.5, 0)), "B": ((1, 1, 1, 0), (1, 1, 1, 0.5), (1, 1, 1, 1))}
     one, two = (held_out(tmp_path, name, *({4: [(s,) for s in run]} for run in runs)) for name, runs in scores.items())
-    (found,) = rewards([one, two])
+    (found,) = compare_rewards([one, two])
     assert "is 0.500 with A and 0.875 with B. B minus A: +0.375" in found.text
     assert "over seeds and problems, 3 and 3 seeds" in found.text
 
@@ -86,7 +86,7 @@ def test_held_out_problems_are_compared_over_seeds_and_problems(tmp_path):
 )
 def test_what_was_not_validated_alike_is_not_compared(tmp_path, other):
     one = held_out(tmp_path, "A", {0: [(0,), (1,)], 4: [(0,), (1,)]})
-    assert rewards([one, held_out(tmp_path, "B", other)]) == []
+    assert compare_rewards([one, held_out(tmp_path, "B", other)]) == []
 
 
 FELL, KEPT = [0.4] * 4 + [0.0] * 3, [0.4, 0.41] * 3 + [0.4]
@@ -95,7 +95,7 @@ FELL, KEPT = [0.4] * 4 + [0.0] * 3, [0.4, 0.41] * 3 + [0.4]
 def test_collapsed_seeds_are_counted_with_an_exact_interval():
     # Of 4 and 4 seeds all and none: Boschloo's p is 2 / 256.
     one, two = setting("A", *[KEPT] * 4), setting("B", *[FELL] * 4)
-    found = collapses([one, two])
+    found = compare_collapses([one, two])
     assert found.head == "4 of 4 seeds of B collapsed."
     assert "A: 0 of 4, exact 95\u202f% interval 0.00\u202f% to 60.2\u202f%." in found.text
     assert "B: 4 of 4 (from step 5, 5, 5, 5 on), exact 95" in found.text and "Go back to a checkpoint" in found.text
@@ -104,19 +104,19 @@ def test_collapsed_seeds_are_counted_with_an_exact_interval():
     assert "B against A: p 0.008." in found.text and "3 seeds holds the true difference in about 64 %" in found.text
     # A seed of which one run collapsed did.
     one = setting("A", KEPT, FELL, KEPT, KEPT, seeds=(1, 1, 2, 3))
-    assert collapses([one]).head == "1 of 3 seeds of A collapsed."
+    assert compare_collapses([one]).head == "1 of 3 seeds of A collapsed."
 
 
 def test_that_no_seed_collapsed_is_said_where_there_is_a_verdict():
     one, two = (setting(label, *[KEPT] * 3) for label in "AB")
-    found = collapses([one, two])
+    found = compare_collapses([one, two])
     assert found.head == "No seed collapsed."
     assert (found.head, found.text) in [(finding.head, finding.text) for finding in findings([one, two])]
     assert found.text.count("0 of 3") == 2 and "B against A: p 1.000." in found.text
-    assert collapses([one]) is None and collapses([one, setting("B", KEPT)]) is None
+    assert compare_collapses([one]) is None and compare_collapses([one, setting("B", KEPT)]) is None
     # Below three seeds only the diagnosis says that a run collapsed.
     settings = [setting("A", FELL, KEPT), setting("B", KEPT)]
-    assert collapses(settings) is None
+    assert compare_collapses(settings) is None
     assert sum("collapse" in one.head for one in findings(settings)) == 1
 
 

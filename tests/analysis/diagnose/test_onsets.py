@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from verl_clipx.analysis.diagnose.rules import HELD_OUT_FALLS, REWARD_COLLAPSE, RULES
-from verl_clipx.analysis.diagnose.timeline import changes
+from verl_clipx.analysis.diagnose.timeline import find_changes
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.common.statistics.collapse import collapse, level_steps
@@ -95,4 +95,4 @@ def test_a_jump_is_dated_at_the_first_logged_step_after_it(before, after, noise,
     for steps in LENGTHS[1:]:
         for _ in range(3):
             log, first_changed = planted(generator, {"x": (before, after)}, steps, every, noise)
-            assert [change.step for change in changes(log) if change.stays] == [first_changed]
+            assert [change.step for change in find_changes(log) if change.stays] == [first_changed]

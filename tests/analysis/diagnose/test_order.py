@@ -8,8 +8,9 @@ from tests.analysis.diagnose.test_findings import setting
 from tests.analysis.runs.commands import answer
 from tests.analysis.runs.example_runs import write_log
 from verl_clipx.analysis.diagnose.diagnosis import diagnose
-from verl_clipx.analysis.diagnose.findings import diagnoses
+from verl_clipx.analysis.diagnose.findings import find_alarms
 from verl_clipx.analysis.diagnose.rules import HELD_OUT_FALLS, RULES
+from verl_clipx.analysis.report.title import choose_gravest
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.analysis.runs.settings import Setting
@@ -42,9 +43,9 @@ def test_a_reward_that_lies_stands_before_advice_on_the_entropy(tmp_path):
     assert [finding["finding"] for finding in answer("diagnose", tmp_path / "run")["findings"]] == order
     # A page, where runs with one finding share it.
     two = Setting("M", [run_of(LYING), run_of(LYING)])
-    heads = [finding.head for finding in diagnoses([two]) if "runs: " in finding.head]
+    heads = [finding.head for finding in find_alarms([two]) if "runs: " in finding.head]
     assert [head.partition("runs: ")[2].rstrip(".") for head in heads] == order
-    assert diagnoses([setting("M", [0.1, 0.2])]) == []
+    assert find_alarms([setting("M", [0.1, 0.2])]) == []
 
 
 def test_without_it_facts_come_before_trends_and_these_before_remarks():
@@ -61,6 +62,14 @@ def test_within_a_kind_the_earliest_comes_first_unless_another_makes_its_advice_
     top_p = {"actor_rollout_ref.rollout.top_p": 0.9}
     mismatch = ["truncated sampling", "mismatch of rollout and training"]
     assert names_of(run_of({keys.MISMATCH: LYING[keys.MISMATCH]}, top_p)) == mismatch
+
+
+def test_collapsed_seeds_come_before_remarks_and_are_the_title():
+    collapsed = {keys.REWARD: [0.4 if step < 25 else 0.0 for step in STEPS], keys.MISMATCH: LYING[keys.MISMATCH]}
+    found = find_alarms([Setting("M", [run_of(collapsed) for _ in range(3)])])
+    assert [alarm.rule for alarm in found] == ["reward collapse", "mismatch of rollout and training"]
+    gravest = choose_gravest(found, clipping_is_known=True)
+    assert gravest.head == "3 of 3 seeds of M collapsed."
 
 
 def test_what_a_rule_makes_void_are_rules_and_no_two_make_each_other_void():

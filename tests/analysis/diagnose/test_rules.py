@@ -345,6 +345,14 @@ RECUT_TOKENS = {f"actor/clipx/floor_recut/tokens/bin_{bin}": 1000.0 for bin in r
             "(here 0.005) above 0.006, which rounding alone ",
         ),
         ({"target": "second_moment", "value": 0.001}, {}, "(here 0.001)."),
+        # A floor that is not finite says nothing. A measurement that is finite counts by itself.
+        ({"target": "clip_fraction", "value": 0.01}, {keys.FLOOR_LOW: NAN, keys.FLOOR_HIGH: NAN}, "(here 0.01)."),
+        (
+            {"target": "clip_fraction", "value": 0.01},
+            {keys.FLOOR_LOW: NAN, keys.FLOOR_HIGH: NAN, keys.RECUT_LOW: 0.02, keys.RECUT_HIGH: 0.01},
+            "(here 0.01) above 0.03, which rounding alone ",
+        ),
+        ({"target": "second_moment", "value": 0.001}, dict.fromkeys(SQUARES, NAN), "(here 0.001)."),
     ],
 )
 def test_a_held_target_that_rounding_alone_exceeds_is_said_to_be_out_of_reach_by_it(hold, more, advice):
@@ -377,9 +385,15 @@ def test_of_the_stored_logs_only_the_three_collapses_of_gppo_are_found_within_tw
 
 @pytest.mark.slow
 def test_the_page_is_what_the_logs_say(monkeypatch):
-    changes, known = counting.changes, {}
-    once = lambda log: known[id(log)] if id(log) in known else known.setdefault(id(log), changes(log))  # noqa: E731
-    monkeypatch.setattr(counting, "changes", once)
+    find_changes = counting.find_changes
+    known = {}
+
+    def find_changes_once(log):
+        if id(log) not in known:
+            known[id(log)] = find_changes(log)
+        return known[id(log)]
+
+    monkeypatch.setattr(counting, "find_changes", find_changes_once)
     page = (DOCS / "dev/diagnosis_evidence.md").read_text()
     for name, table in counting.tables():
         assert f"{counting.BEGIN.format(name)}{table}{counting.END.format(name)}" in page
@@ -712,7 +726,8 @@ SCORES = {"critic/score/min": [0.0] * 5, "critic/score/max": [1.0] * 5}
             "If",
         ),
         (WEIGHTS, {f"{CORRECTION}.rollout_is": "token"}, "Find out why the sampler and the trainer differ", "Set"),
-        (DRIFTED, {}, "Correct for the sampler (algorithm.rollout_correction)", "already"),
+        (DRIFTED, {}, "Correct for the sampler (algorithm.rollout_correction) if algorithm.rollout_corr", "already"),
+        (DRIFTED, {BYPASS: False}, "Correct for the sampler (algorithm.rollout_correction): the clip acts", "is off"),
         (DRIFTED, {"algorithm.rollout_correction.rollout_is": "token"}, "rollout_is is on already", "Correct"),
         (DRIFTED, {BYPASS: True}, "Narrow the bounds", "Correct"),
         (

@@ -9,7 +9,7 @@ import pytest
 from tests.analysis.runs.commands import answer, clipx
 from tests.analysis.runs.example_runs import write_log
 from verl_clipx.analysis.diagnose.parting import find_parting, say_where
-from verl_clipx.analysis.diagnose.timeline import changes
+from verl_clipx.analysis.diagnose.timeline import find_changes
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
 
@@ -68,7 +68,7 @@ def test_the_trigger_stands_before_the_collapse_and_neither_trends_nor_clocks_do
     ],
 )
 def test_what_is_a_change(steps, noise, of, step):
-    found = [one.step for one in changes(log_of(steps, noise, x=of)) if one.stays]
+    found = [one.step for one in find_changes(log_of(steps, noise, x=of)) if one.stays]
     assert len(found) == (step is not None) and all(abs(at - step) <= 3 for at in found)
 
 
@@ -82,13 +82,13 @@ def test_noise_around_zero_is_no_change_and_a_level_that_leaves_it_is():
             if number % 2:
                 noise[:6] = 0.0005 * generator.standard_normal(6)
             log = pandas.DataFrame({"actor/pg_loss": noise, "x": noise}, index=range(1, steps + 1))
-            assert changes(log) == [], (steps, number)
+            assert find_changes(log) == [], (steps, number)
     # The loss goes around 0 in runs to come, though all its values so far are above.
     first = [0.0021, 0.0022, 0.0023, 0.0021, 0.0022, *(0.013 + 0.01 * (-1) ** number for number in range(20))]
-    assert changes(pandas.DataFrame({"actor/pg_loss": first}, index=range(1, 26))) == []
+    assert find_changes(pandas.DataFrame({"actor/pg_loss": first}, index=range(1, 26))) == []
     noise = 0.01 * generator.standard_normal(60)
     noise[30:] += 0.2
-    (jump,) = changes(pandas.DataFrame({"actor/pg_loss": noise}, index=range(1, 61)))
+    (jump,) = find_changes(pandas.DataFrame({"actor/pg_loss": noise}, index=range(1, 61)))
     assert (jump.step, jump.stays) == (31, True)
 
 
@@ -107,7 +107,7 @@ def test_noise_around_zero_is_no_change_and_a_level_that_leaves_it_is():
     ],
 )
 def test_a_spike_is_three_times_all_before(after, of, step):
-    spikes = [one for one in changes(log_of(60, 0.0, x=of)) if not one.stays]
+    spikes = [one for one in find_changes(log_of(60, 0.0, x=of)) if not one.stays]
     assert [(one.step, one.after) for one in spikes] == ([] if step is None else [(step, after)])
     assert all(one.before == 0.1 for one in spikes)
 

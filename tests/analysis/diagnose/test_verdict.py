@@ -11,7 +11,7 @@ import pytest
 from tests.analysis.diagnose.test_findings import setting
 from tests.analysis.runs.commands import clipx, page_of
 from tests.analysis.runs.example_runs import write_log
-from verl_clipx.analysis.diagnose.findings import rewards
+from verl_clipx.analysis.diagnose.findings import compare_rewards
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.settings import baseline_of, settings_of
@@ -35,11 +35,11 @@ def test_fewer_than_three_seeds_give_no_verdict(counts):
         setting(label, *([base + 0.01 * seed] * 4 for seed in range(count)))
         for label, base, count in (("A", 0.1, counts[0]), ("B", 0.9, counts[1]))
     )
-    (found,) = rewards([one, two])
+    (found,) = compare_rewards([one, two])
     assert not VERDICT.search(found.head) and f"here are {counts[0]} and {counts[1]}" in found.text
     # Why is said once, and runs of one setting are never compared with each other.
-    found = rewards([setting(label, [0.1, 0.2 + 0.1 * place]) for place, label in enumerate("ABC")])
-    assert [NO_VERDICT in one.text for one in found] == [True, False] and rewards([one]) == []
+    found = compare_rewards([setting(label, [0.1, 0.2 + 0.1 * place]) for place, label in enumerate("ABC")])
+    assert [NO_VERDICT in one.text for one in found] == [True, False] and compare_rewards([one]) == []
 
 
 def test_a_table_by_seed_has_the_mean_of_the_runs_of_a_seed():
@@ -55,8 +55,8 @@ def test_runs_of_one_seed_count_as_one():
             setting("B", [0.5, 0.5], [0.51, 0.51], [0.52, 0.52], seeds=(1, 2, 3)),
         ]
 
-    assert "higher" in rewards(settings((1, 2, 3)))[0].head
-    (found,) = rewards(settings((1, 1, 2)))
+    assert "higher" in compare_rewards(settings((1, 2, 3)))[0].head
+    (found,) = compare_rewards(settings((1, 1, 2)))
     assert NO_VERDICT in found.text and "here are 2 and 3" in found.text
 
 
@@ -66,7 +66,7 @@ def test_constants_are_no_evidence(value):
     one = setting("A", *([value] * steps for steps in (3, 3, 3)))
     two = setting("B", *([1.5 * value] * steps for steps in (3, 3, 3)))
     for pair in ([one, two], [two, one]):
-        (found,) = rewards(pair)
+        (found,) = compare_rewards(pair)
         assert not VERDICT.search(found.head)
         assert "nothing says how far chance goes" in found.text and "interval" not in found.text
 
@@ -85,7 +85,7 @@ def test_the_sentence_goes_the_way_of_the_number(means, head, signs):
         setting(label, *([mean + 0.01 * seed] * 2 for seed in range(3)))
         for label, mean in zip("AB", means, strict=True)
     ]
-    (found,) = rewards(settings)
+    (found,) = compare_rewards(settings)
     numbers = re.search(r"B minus A: ([+−][\d.]+), 95\u202f% interval ([−\d.]+) to ([−\d.]+)", found.text).groups()
     assert found.head == head and ["−" if one.startswith("−") else "+" for one in numbers] == [*signs]
 
@@ -96,7 +96,7 @@ def test_several_comparisons_are_corrected():
         setting("B", [0.5, 0.5], [0.51, 0.51], [0.52, 0.52]),
         setting("C", [0.11, 0.1], [0.12, 0.1], [0.13, 0.1]),
     ]
-    found = rewards(settings)
+    found = compare_rewards(settings)
     assert [one.head for one in found] == [
         "The training reward of B is higher than that of A.",
         "The training reward of C cannot be told apart from that of A.",

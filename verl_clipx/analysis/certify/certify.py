@@ -9,6 +9,7 @@ from verl_clipx.analysis.certify.arms import Answer, Arms, Verdict
 from verl_clipx.analysis.certify.questions import answers_of
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.run import Run
+from verl_clipx.run.run_files import METRICS
 
 # The word between the runs of the two arms on the command line.
 SEPARATOR = "vs"
@@ -17,7 +18,7 @@ WIDTH_OF_VERDICT = 14
 
 
 def certify(words: Sequence[str], vary: Sequence[str]) -> list[Answer]:
-    """Answers every question about the runs of two arms.
+    """Answers every question about the runs of two arms, in the order of the questions.
 
     Args:
         words: the paths of the runs, with `vs` between those of the two arms.
@@ -39,14 +40,20 @@ def certify(words: Sequence[str], vary: Sequence[str]) -> list[Answer]:
 
 
 def _read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Reads runs. Those of the same name get the path of their parent folder before it, to tell them apart in texts."""
+    """Reads runs. Texts tell those of the same name apart by the path of the folder that the run is in.
+
+    Args:
+        paths: the paths of the runs, as for `read_run`.
+    """
     runs = [read_run(path) for path in paths]
-    runs_by_name = Counter(run.name for run in runs)
-    named_apart = []
+    number_by_name = Counter(run.name for run in runs)
+    named_apart: list[Run] = []
     for path, run in zip(paths, runs, strict=True):
         name = run.name
-        if runs_by_name[name] > 1:
-            name = str(path.parent / name)
+        if number_by_name[name] > 1:
+            # The path is that of the run's folder, of the log in this folder, or of a log that is the whole run.
+            run_path = path.parent if path.name == METRICS else path
+            name = str(run_path.parent / name)
         named_apart.append(replace(run, name=name))
     return named_apart
 
@@ -61,7 +68,7 @@ def exit_code(answers: Sequence[Answer]) -> int:
     return 0
 
 
-def lines_of(answers: Sequence[Answer]) -> list[str]:
+def format_answers(answers: Sequence[Answer]) -> list[str]:
     """Returns what the command prints: a line that counts the verdicts, then a line for each answer.
 
     The line of an answer has its verdict, its question and its evidence.

@@ -9,12 +9,12 @@ import pandas
 from verl_clipx.analysis.certify.arms import Arms, Outcome, Verdict, decided, listed, question
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.floor import (
-    clipped_by_step,
+    combine_measurements,
     computes_in_single_precision,
+    count_clipped_by_step,
+    count_later_clipped,
     exceeds,
-    floors_of,
-    joined,
-    later_updates,
+    measure_floors,
 )
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.common.sentences import percent
@@ -312,7 +312,7 @@ def judge_clip(run: Run) -> Outcome:
         return Outcome(Verdict.UNKNOWN, f"the share of tokens clipped in {run.name}")
     if clipped.max() <= 0:
         return Outcome(Verdict.FAILED, f"{run.name}: no token was clipped in any step")
-    table = clipped_by_step(run)
+    table = count_clipped_by_step(run)
     if len(table):
         return compare_with_floor(run, table)
     share = percent(float(clipped.mean()))
@@ -328,12 +328,14 @@ def compare_with_floor(run: Run, table: pandas.DataFrame) -> Outcome:
 
     Args:
         run: a run that logged its floor, which is the clipping of the first updates, before anything has moved.
-        table: what `clipped_by_step` returned for the run, not empty.
+        table: what `count_clipped_by_step` returned for the run, not empty.
     """
-    later = later_updates(table)
-    floors = floors_of(run, table)
-    floor = joined(floors)
-    floor_shares = " and ".join(percent(measurement.share) for measurement in floors)
+    later = count_later_clipped(table)
+    first, second = measure_floors(run, table)
+    floor = combine_measurements(first, second)
+    floor_shares = percent(first.share)
+    if second is not None:
+        floor_shares += f" and {percent(second.share)}"
     # In float32 rounding clips no token, so a floor of 0 is believed however few tokens it was measured on.
     never_rounds = computes_in_single_precision(run) and not floor.clipped
     if never_rounds or exceeds(later, floor):

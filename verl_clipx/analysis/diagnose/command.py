@@ -1,4 +1,4 @@
-"""`clipx diagnose`: what rules and timeline say of a run, for its reader and for programs."""
+"""`clipx diagnose`: what the rules and the timeline say of a run, as text and as JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from rich.markup import escape
 from verl_clipx.analysis.diagnose.diagnosis import diagnose, keys_missing_by_rule
 from verl_clipx.analysis.diagnose.rule import Kind
 from verl_clipx.analysis.diagnose.rules import RULES
-from verl_clipx.analysis.diagnose.timeline import FEWEST, LASTING, SOUGHT, changes, step_lines
+from verl_clipx.analysis.diagnose.timeline import FEWEST, LASTING, SOUGHT, find_changes, format_steps
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.common.pages import folder_of_pages, say_where_pages_are
 from verl_clipx.losses.base.refusal import did_you_mean
@@ -46,24 +46,27 @@ def findings_as_json(run: Run) -> dict[str, Any]:
         "findings": findings,
         "checked": [name for name, missing in missing_by_rule.items() if not missing],
         "not_checked": {name: missing for name, missing in missing_by_rule.items() if missing},
-        "changes": [change._asdict() for change in changes(run.log)],
+        "changes": [change._asdict() for change in find_changes(run.log)],
     }
 
 
-def lines_of(run: Run, *, verbose: bool = False) -> Iterator[str]:
+def format_diagnosis(run: Run, *, verbose: bool = False) -> Iterator[str]:
     """Yields what diagnose says of a run as lines with rich's markup, for a reader.
 
-    First come the findings, then what changed first, then how many rules were checked.
+    These are the findings, with a line on where their pages are; the earliest lasting changes of logged values; and how
+    many rules were checked.
 
     Args:
-        verbose: whether to name the rules that could not be checked, with what each lacks, or only to count them.
+        run: the run.
+        verbose: whether to name the rules that could not be checked, with what the run lacks for each. By default they
+            are only counted.
     """
     findings = diagnose(run)
     for finding in findings:
         yield f"[bold]{escape(finding.head)}[/] {escape(finding.text)}"
     if findings:
         yield escape(say_where_pages_are())
-    yield from map(escape, lines_of_changes(run))
+    yield from map(escape, format_changes(run))
     missing_by_rule = keys_missing_by_rule(run)
     unchecked = {name: missing for name, missing in missing_by_rule.items() if missing}
     checked = len(missing_by_rule) - len(unchecked)
@@ -74,42 +77,43 @@ def lines_of(run: Run, *, verbose: bool = False) -> Iterator[str]:
         yield escape(f"{summary} {len(unchecked)} could not be checked: --verbose says what they lack.")
     else:
         yield escape(f"{summary} The others could not be checked. This is what the run lacks, and which rules read it:")
-        yield from map(escape, lines_of_lacks(run, unchecked))
+        yield from map(escape, format_lacks(run, unchecked))
 
 
-def lines_of_changes(run: Run) -> Iterator[str]:
-    """Yields what changed first in a run, or a line that says why nothing is named."""
+def format_changes(run: Run) -> Iterator[str]:
+    """Yields the earliest lasting changes of a run's logged values, or a line that says why none is named."""
     steps = int((run.log.index > 0).sum())
-    first_changes = changes(run.log)
+    first_changes = find_changes(run.log)
     if steps < FEWEST + LASTING:
         yield f"{run.name}: what changed first can be told from {FEWEST + LASTING} steps on; this log has {steps}."
     elif not first_changes:
         yield f"{run.name}: no logged value {SOUGHT}."
     else:
         yield f"{run.name}: what {SOUGHT} (it may be no fault):"
-        yield from step_lines(first_changes)
+        yield from format_steps(first_changes)
 
 
-def lines_of_lacks(run: Run, unchecked: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yields a line for rules that lack the same: what the run lacks, then the names of these rules.
+def format_lacks(run: Run, unchecked: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yields lines on rules that could not be checked: what the run lacks, then the rules for which it lacks just that.
 
     Args:
-        unchecked: from the name of a rule to the metrics and keys that the run lacks.
+        run: the run.
+        unchecked: from the name of a rule to the metrics and keys that the run lacks for it.
     """
     rules_by_lack: dict[str, list[str]] = {}
     for name, missing in unchecked.items():
-        sources = dict.fromkeys(_source_of(key, run) for key in missing)
+        sources = dict.fromkeys(_name_source(key, run) for key in missing)
         rules_by_lack.setdefault(", ".join(sources), []).append(name)
     for lack, names in rules_by_lack.items():
         yield f"  {lack}: {'; '.join(names)}"
 
 
-def _source_of(key: str, run: Run) -> str:
-    """Says what a run needs so that it has a metric or a key.
+def _name_source(key: str, run: Run) -> str:
+    """Says what a run lacks that would give it a metric or a key.
 
     Returns:
-        The plugin, for a metric that only the plugin logs; the configuration, for a key of a run that left none; else
-        the metric or the key itself.
+        For a metric that only the plugin logs, the plugin's metrics. For a key, the configuration if the run left none.
+        Otherwise the metric or the key itself.
     """
     if key.startswith(("actor/clipx/", "health/")):
         return f"this plugin's metrics ({swap_by(OBSERVE)})"

@@ -31,7 +31,7 @@ class Alarm(NamedTuple):
         head: the claim, one sentence.
         text: the evidence, the remedy and the page that says more.
         rule: the name of the rule that they meet.
-        kind: of that rule; None where no run meets it, which is said where there are seeds enough to say it.
+        kind: the kind of that rule; None if the alarm says that no run meets the rule.
     """
 
     head: str
@@ -44,7 +44,7 @@ NO_SEED_COLLAPSED = "No seed collapsed."
 
 
 Sides = tuple[Comparison, dict[str, Any]]
-"""A setting's rewards against the baseline's, and what else `judge` takes."""
+"""A setting's rewards compared with the baseline's, and the keyword arguments that `judge` takes besides."""
 
 
 def clipped_share(setting: Setting) -> pandas.Series:
@@ -53,68 +53,76 @@ def clipped_share(setting: Setting) -> pandas.Series:
 
 
 def mass_shares(setting: Setting) -> pandas.DataFrame:
-    """Returns each region's share of the gradient mass, a row a step; without rows if a run does not log it."""
+    """Returns each region's share of the gradient mass, a row for each step; without rows if a run does not log it."""
     mass = pandas.DataFrame({region: setting.mean(key) for region, key in keys.MASS.items()}).dropna()
     total = mass.sum(axis=1)
     return mass[total > 0].div(total[total > 0], axis=0)
 
 
 def has_searched_bounds(setting: Setting) -> bool:
-    """Returns whether all its runs log BAPO's two bounds, at a common step."""
+    """Returns whether all runs of a setting log both bounds that BAPO searches, at a common step."""
     return len(setting.mean(keys.BOUND_LOW)) > 0 and len(setting.mean(keys.BOUND_HIGH)) > 0
 
 
-def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """Compares rewards in training and held out: with three seeds of each setting by a verdict, else by a description.
+def compare_rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
+    """Compares the settings' rewards in training and held out.
+
+    The findings are verdicts if each setting has three seeds, and descriptions if one has fewer.
 
     Args:
-        settings: for a single one, the finding says whether its held-out reward rose.
-        baseline: what the others are compared with; by default `baseline_of` chooses it.
+        settings: if there is a single one, the finding says whether its held-out reward rose.
+        baseline: the setting with which the others are compared; by default `baseline_of` chooses it.
     """
     if len(settings) == 1:
-        rise = _rise(settings[0])
-        return [] if rise is None else [rise]
+        change = _compare_with_start(settings[0])
+        return [] if change is None else [change]
     baseline = baseline or baseline_of(settings)
-    pairs = [(baseline, setting) for setting in settings if setting is not baseline]
+    others = [setting for setting in settings if setting is not baseline]
     findings: list[Finding] = []
-    for compare_pair in (_compare_training, _compare_held_out):
-        compared = [sides for sides in (compare_pair(*pair) for pair in pairs) if sides is not None]
-        judged = correct_family([comparison for comparison, _ in compared])
-        family = sum(comparison.speaks_of_methods for comparison in judged)
-        for comparison, (_, named) in zip(judged, compared, strict=True):
-            judgement = judge(comparison, **named, family=family)
-            caveat = "" if any(judgement.caveat in finding.text for finding in findings) else judgement.caveat
+    for compare_with_baseline in (_compare_training, _compare_held_out):
+        compared = [compare_with_baseline(baseline, setting) for setting in others]
+        compared = [sides for sides in compared if sides is not None]
+        # Every comparison of one kind belongs to the family for which the p-values are corrected.
+        corrected = correct_family([comparison for comparison, _ in compared])
+        family = sum(comparison.speaks_of_methods for comparison in corrected)
+        for comparison, (_, arguments) in zip(corrected, compared, strict=True):
+            judgement = judge(comparison, **arguments, family=family)
+            # A caveat that several findings share is said once.
+            is_said = any(judgement.caveat in finding.text for finding in findings)
+            caveat = "" if is_said else judgement.caveat
             findings.append(Finding(judgement.head, f"{judgement.text} {caveat}".strip()))
     return findings
 
 
-def collapses(settings: list[Setting], baseline: Setting | None = None) -> Finding | None:
+def compare_collapses(settings: list[Setting], baseline: Setting | None = None) -> Finding | None:
     """Says which share of the seeds of each setting collapsed.
 
     None if a setting has fewer than MIN_SEEDS seeds with rewards, or if there is a single setting and none collapsed.
 
     Args:
         settings: those whose runs log no reward are left out.
-        baseline: see `rewards`.
+        baseline: see `compare_rewards`.
     """
     first = baseline or baseline_of(settings)
+    # The baseline comes first, since the others are compared with it.
     ordered = sorted(settings, key=lambda setting: setting is not first)
-    # From a setting's label to what `_collapses` returns for it.
+    # From a setting's label to what `_find_collapse_of_seeds` returns for it.
     steps_of_settings: dict[str, list[int | None]] = {}
     for setting in ordered:
-        steps = _collapses(setting)
+        steps = _find_collapse_of_seeds(setting)
         if steps:
             steps_of_settings[setting.label] = steps
-    collapsed = []
+    collapsed: list[str] = []
     for label, steps in steps_of_settings.items():
-        if any(steps):
-            collapsed.append(f"{sum(map(bool, steps))} of {len(steps)} seeds of {label}")
+        number_of_collapsed = sum(step is not None for step in steps)
+        if number_of_collapsed:
+            collapsed.append(f"{number_of_collapsed} of {len(steps)} seeds of {label}")
     fewest = min(map(len, steps_of_settings.values()), default=0)
     if fewest < MIN_SEEDS or (not collapsed and len(steps_of_settings) < 2):
         return None
     sentences = [_say_collapsed(label, steps) for label, steps in steps_of_settings.items()]
     base, *others = steps_of_settings
-    shares = [_compare_collapses(steps_of_settings[base], steps_of_settings[label]) for label in others]
+    shares = [_compare_shares_of_collapsed(steps_of_settings[base], steps_of_settings[label]) for label in others]
     for label, comparison in zip(others, correct_family(shares), strict=True):
         if comparison.verdict:
             sentences.append(f"{label} against {base}: {comparison.p_text}")
@@ -134,12 +142,15 @@ def _remedy_of_collapse(settings: list[Setting]) -> str:
     return write_remedy(rule, run)
 
 
-def _collapses(setting: Setting) -> list[int | None]:
-    """Returns, for each seed with rewards, the first step at which a run of it had collapsed; None if none had."""
-    first_steps = []
+def _find_collapse_of_seeds(setting: Setting) -> list[int | None]:
+    """Returns, for each seed with rewards, the first step at which a run with this seed had collapsed.
+
+    The step is None for a seed of which no run collapsed.
+    """
+    first_steps: list[int | None] = []
     for runs in setting.runs_by_seed.values():
         has_rewards = False
-        steps = []
+        steps: list[int] = []
         for index in runs:
             rewards = setting.runs[index].values(keys.REWARD)
             if rewards.empty:
@@ -154,16 +165,25 @@ def _collapses(setting: Setting) -> list[int | None]:
     return first_steps
 
 
-def _compare_collapses(base: list[int | None], other: list[int | None]) -> Comparison:
-    """Compares the shares of two settings' seeds that collapsed; the arguments are results of `_collapses`."""
+def _compare_shares_of_collapsed(base: list[int | None], other: list[int | None]) -> Comparison:
+    """Compares the shares of two settings' seeds that collapsed.
+
+    Args:
+        base, other: from `_find_collapse_of_seeds`.
+    """
     base_collapsed = [step is not None for step in base]
     other_collapsed = [step is not None for step in other]
     return compare_shares(base_collapsed, other_collapsed)
 
 
 def _say_collapsed(label: str, steps: list[int | None]) -> str:
-    """Says how many seeds of a setting collapsed and where, with an interval; `steps` are those of `_collapses`."""
-    collapsed = [str(step) for step in steps if step]
+    """Says how many seeds of a setting collapsed and from which steps on, with an interval of their share.
+
+    Args:
+        label: the setting's label.
+        steps: from `_find_collapse_of_seeds`.
+    """
+    collapsed = [str(step) for step in steps if step is not None]
     estimate = estimate_share(len(collapsed), len(steps))
     interval = f"exact 95\u202f% interval {percent(estimate.low)} to {percent(estimate.high)}"
     if not collapsed:
@@ -190,15 +210,15 @@ def _compare_held_out(baseline: Setting, setting: Setting) -> Sides | None:
     """Compares the rewards of the last validation that all runs have.
 
     Returns:
-        None if no validation after an update is common to all, or if the runs have other problems in it, or fewer than
-        two.
+        None if all runs have no validation after an update in common, or if the last such validation has not the same
+        problems in all runs, or has fewer than two problems.
     """
     runs = [*baseline.runs, *setting.runs]
     steps_of_runs = [{reward.step for reward in run.held_out} for run in runs]
     step = max(set.intersection(*steps_of_runs), default=0)
     if step == 0:
         return None
-    # A row a problem, a column a run.
+    # A row for each problem, a column for each run.
     rewards = [next(reward for reward in run.held_out if reward.step == step) for run in runs]
     table = pandas.DataFrame([reward.by_problem for reward in rewards]).T
     if len(table) < 2 or table.isna().any(axis=None):
@@ -228,7 +248,7 @@ def _sides(
         baseline, setting: the two settings.
         measure, basis: as for `judge`.
         comparison: the comparison of their rewards.
-        baseline_rewards, setting_rewards: these rewards, a column a run.
+        baseline_rewards, setting_rewards: these rewards, a column for each run.
     """
     same_shape = baseline_rewards.shape == setting_rewards.shape
     return comparison, {
@@ -247,8 +267,11 @@ def _name_runs(setting: Setting) -> str:
     return f"the {len(setting.runs)} runs of {setting.label}"
 
 
-def _rise(setting: Setting) -> Finding | None:
-    """Says whether the held-out reward of a run changed from its first validation to its last."""
+def _compare_with_start(setting: Setting) -> Finding | None:
+    """Says whether the held-out reward of a run changed from its first validation to its last.
+
+    None if the setting has several runs, or its run fewer than two validations.
+    """
     held_out = setting.runs[0].held_out
     if len(setting.runs) > 1 or len(held_out) < 2:
         return None
@@ -271,24 +294,35 @@ def _rise(setting: Setting) -> Finding | None:
     return Finding(head, f"{text}. After minus before: {format_signed(change.difference)}, {interval_of(change)}.")
 
 
-def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[Alarm]:
+def find_alarms(settings: list[Setting], baseline: Setting | None = None) -> list[Alarm]:
     """Returns what the runs are diagnosed with; runs with the same diagnosis share an alarm.
 
-    Where there are seeds enough, that some collapsed is said by their share, with an interval.
+    If there are seeds enough, the alarm of the collapses says which share of the seeds collapsed, with an interval.
+
+    Args:
+        settings: the settings whose runs are diagnosed.
+        baseline: see `compare_rewards`.
+
+    Returns:
+        The alarms in the order of `order_diagnoses`, each at the place of its earliest diagnosis. That no seed
+        collapsed is no diagnosis and comes last.
     """
     runs = [(run, setting.name_of(run)) for setting in settings for run in setting.runs]
     by_rule: dict[str, list[Diagnosis]] = {}
     for run, name in runs:
         for diagnosis in diagnose(run):
             by_rule.setdefault(diagnosis.rule.name, []).append(diagnosis._replace(run=name))
-    shares = collapses(settings, baseline)
-    if shares:
-        by_rule.pop(REWARD_COLLAPSE, None)
     earliest = [min(alike, key=lambda diagnosis: diagnosis.onset.step) for alike in by_rule.values()]
-    alarms = [_alarm_of(by_rule[first.rule.name], len(runs)) for first in order_diagnoses(earliest)]
-    if shares:
-        kind = None if shares.head == NO_SEED_COLLAPSED else Kind.TREND
-        alarms.append(Alarm(shares.head, shares.text, rule=REWARD_COLLAPSE, kind=kind))
+    shares = compare_collapses(settings, baseline)
+    alarms: list[Alarm] = []
+    for first in order_diagnoses(earliest):
+        rule = first.rule
+        if rule.name == REWARD_COLLAPSE and shares:
+            alarms.append(Alarm(shares.head, shares.text, rule=rule.name, kind=rule.kind))
+        else:
+            alarms.append(_alarm_of(by_rule[rule.name], len(runs)))
+    if shares and shares.head == NO_SEED_COLLAPSED:
+        alarms.append(Alarm(shares.head, shares.text, rule=REWARD_COLLAPSE, kind=None))
     return alarms
 
 
@@ -303,8 +337,11 @@ def _alarm_of(alike: list[Diagnosis], runs: int) -> Alarm:
     rule = first.rule
     if len(alike) == 1:
         return Alarm(first.head, first.text, rule=rule.name, kind=rule.kind)
-    each = "; ".join(
+    evidence = "; ".join(
         f"{diagnosis.run} from step {diagnosis.onset.step} on: {diagnosis.onset.evidence}" for diagnosis in alike
     )
-    advice = first._replace(remedy=" ".join(dict.fromkeys(diagnosis.remedy for diagnosis in alike))).advice
-    return Alarm(f"{len(alike)} of {runs} runs: {rule.name}.", f"{each}. {advice}", rule=rule.name, kind=rule.kind)
+    # Runs may differ in their configurations, and so in what to do. A remedy that they share is said once.
+    remedies = dict.fromkeys(diagnosis.remedy for diagnosis in alike)
+    advice = first._replace(remedy=" ".join(remedies)).advice
+    head = f"{len(alike)} of {runs} runs: {rule.name}."
+    return Alarm(head, f"{evidence}. {advice}", rule=rule.name, kind=rule.kind)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy
 import pandas
 
-from verl_clipx.analysis.diagnose.timeline import Change, changes, is_clock, join_first, step_lines
+from verl_clipx.analysis.diagnose.timeline import Change, find_changes, format_steps, is_clock, join_first
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
 
@@ -65,7 +65,7 @@ def find_parting(first_run: Run, second_run: Run) -> Parting:
     parts_later = bool(step != steps[0])
     if parts_later or agree_in_samples(both_logged.loc[step], differs.loc[step]):
         return Parting(step=int(step), values=values, same_samples=True, changes=[])
-    jumps = changes(second - first, jumps_only=True)
+    jumps = find_changes(second - first, jumps_only=True)
     return Parting(step=int(step), values=values, same_samples=False, changes=jumps)
 
 
@@ -113,4 +113,4 @@ def say_where(first_name: str, second_name: str, parting: Parting) -> list[str]:
     )
     if not parting.changes:
         return [f"{beginning} showed no lasting jump, so it can't be told from noise."]
-    return [f"{beginning} jumped and stayed:", *step_lines(parting.changes)]
+    return [f"{beginning} jumped and stayed:", *format_steps(parting.changes)]

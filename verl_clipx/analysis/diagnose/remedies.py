@@ -1,20 +1,27 @@
-"""What to do about a finding, by the run's own configuration and log: nothing is advised that is set already."""
+"""What to do about a finding, by the run's own configuration and log: nothing is advised that is set already.
+
+Each function `advise_…` returns one advice for a run, as whole sentences.
+"""
 
 from verl_clipx.analysis.runs import keys
-from verl_clipx.analysis.runs.floor import target_of_rounding
+from verl_clipx.analysis.runs.floor import measure_target_of_rounding
 from verl_clipx.analysis.runs.run import Run
-from verl_clipx.run.keys import BYPASS, OF_CORRECTION, OLDEST_ALLOWED, ROLLOUT_IS, ROLLOUT_RS, TOO_OLD
+from verl_clipx.run.keys import BYPASS, CORRECTION_NODE, OLDEST_ALLOWED, ROLLOUT_IS, ROLLOUT_RS, TOO_OLD
 from verl_clipx.run.sampling import is_number
 
-# The upper bound on a token's ratio that DAPO uses, and the wide bounds that docs/results/evidence.md tried.
+# The upper bound on a token's ratio that DAPO uses.
 DAPO_HIGH = 1.28
+# The wide bounds on a token's ratio that docs/results/evidence.md tried.
 WIDE_LOW = 0.5
 WIDE_HIGH = 2.0
-# verl's loss whose clip_ratio bounds a token's ratio, and the plugin's whose clip_high bounds a sequence's.
+# verl's loss whose clip_ratio bounds the ratio of a token.
 TOKEN_CLIP = "vanilla"
+# The plugin's method whose clip_high bounds the ratio of a sequence.
 SEQUENCE_CLIP = "gspo"
+# The width of verl's clip on each side if the configuration sets none.
+DEFAULT_CLIP_RATIO = 0.2
 
-# A mean score nearer than this to an end of its range, as a part of the range, says that prompts are too easy or hard.
+# Prompts are too easy or too hard if the mean score is nearer than this to an end of its range, as a part of the range.
 NEAR_AN_END = 0.25
 
 
@@ -23,8 +30,8 @@ def trains_our_loss(run: Run) -> bool:
     return run.record.loss.is_ours
 
 
-def name_sources(run: Run) -> str:
-    """Says where the sources of values that are not finite are named: in the output of a run with this plugin."""
+def advise_on_values_not_finite(run: Run) -> str:
+    """Advises where to look for the sources of values that are not finite: a run with this plugin names them."""
     logged_by_plugin = any(key in run.log for key in (keys.SKIPPED_UPDATES, *keys.HEALTH_COUNTS))
     loss = run.record.loss
     if logged_by_plugin or loss.method is not None or loss.function is not None:
@@ -32,16 +39,18 @@ def name_sources(run: Run) -> str:
     return "Run again with +clipx=observe clipx.receipt=auto, whose output names rank, fields and prompts."
 
 
-def explain_skipped(run: Run) -> str:
-    """Says what skipped updates leave, and what to look at."""
+def advise_on_skipped_updates(run: Run) -> str:
+    """Says what an update that is skipped means for the run, and advises where to look for its cause."""
     subject = "The policy" if run.takes_not_finite_updates is False else "If skipped, the policy"
-    return f"{subject} stayed as it was, so that such a step shows less of the method. {name_sources(run)}"
+    return (
+        f"{subject} stayed as it was, so that such a step shows less of the method. {advise_on_values_not_finite(run)}"
+    )
 
 
-def keep_entropy(run: Run) -> str:
-    """Advises against a collapse of entropy.
+def advise_on_entropy_collapse(run: Run) -> str:
+    """Returns advice against a collapse of entropy: the first that a run has not followed yet.
 
-    First comes what lowers entropy by itself, then a wider clip, then a lower learning rate.
+    The order is: not to lower entropy by an entropy term, to widen the clip, to lower the learning rate.
     """
     coefficient = run.record.terms.entropy
     if is_number(coefficient) and coefficient < 0:
@@ -55,12 +64,12 @@ def keep_entropy(run: Run) -> str:
         raised = f"Raise {upper_bound_key(run)} to {upper_bound_value(run, DAPO_HIGH)}"
         return f"{raised}, as DAPO does against such a collapse."
     if high < WIDE_HIGH:
-        return f"{widen_both(run)} {LIMITS_OF_WIDE}"
+        return f"{advise_wide_bounds(run)} {LIMITS_OF_WIDE}"
     return f"Lower actor.optim.lr: the upper bound is {high:g} already."
 
 
-def calm_entropy(run: Run) -> str:
-    """Advises against an explosion of entropy: less of what raises it by itself, otherwise a lower learning rate."""
+def advise_on_entropy_explosion(run: Run) -> str:
+    """Returns advice against an explosion of entropy: a smaller entropy term or, without one, a lower learning rate."""
     coefficient = run.record.terms.entropy
     lower = "actor.entropy_coeff" if is_number(coefficient) and coefficient > 0 else "actor.optim.lr"
     if keeps_no_checkpoint(run):
@@ -68,22 +77,22 @@ def calm_entropy(run: Run) -> str:
     return f"Go back to an earlier checkpoint, with a lower {lower}."
 
 
-def go_back_before_fall(run: Run) -> str:
-    """Advises after a fall of the reward."""
+def advise_on_fallen_reward(run: Run) -> str:
+    """Returns advice for a run whose reward fell."""
     if keeps_no_checkpoint(run):
         return f"Run again with a lower actor.optim.lr. {NO_CHECKPOINT}"
     return "Go back to a checkpoint before the fall, with a lower actor.optim.lr."
 
 
-def go_back_to_best(run: Run) -> str:
-    """Advises where the held-out score fell."""
+def advise_on_fallen_held_out_score(run: Run) -> str:
+    """Returns advice for a run whose held-out score fell while its reward rose."""
     if keeps_no_checkpoint(run):
         return f"Find out what the reward pays for that the held-out score does not. {NO_CHECKPOINT}"
     return "Go back to the checkpoint with the best held-out score."
 
 
-def resume_before(run: Run) -> str:
-    """Advises where the weights may not be finite."""
+def advise_on_weights_not_finite(run: Run) -> str:
+    """Returns advice for a run whose weights may not be finite."""
     if keeps_no_checkpoint(run):
         return f"The weights may not be finite from then on: start again. {NO_CHECKPOINT}"
     return "The weights may not be finite from then on: resume from an earlier checkpoint."
@@ -104,13 +113,13 @@ LIMITS_OF_WIDE = (
 )
 
 
-def widen_both(run: Run) -> str:
-    """Advises the bounds 0.5 and 2, and leaves out a lower bound that is as low already."""
+def advise_wide_bounds(run: Run) -> str:
+    """Advises to set the bounds WIDE_LOW and WIDE_HIGH; a lower bound that is as low already is left out."""
     upper = f"{upper_bound_key(run)} to {upper_bound_value(run, WIDE_HIGH)}"
     if trains_our_loss(run):
         low = run.record.loss.parameters.get("clip_low")
-        # Without a lower bound it is as wide as can be.
         lower = f"clipx.clip_low to {WIDE_LOW:g}"
+        # None stands for no lower bound, which is as wide as can be.
         is_wide = low is None or low <= WIDE_LOW
     else:
         width = clip_ratio(run, "clip_ratio_low")
@@ -136,11 +145,16 @@ def upper_bound(run: Run) -> float | None:
 
 
 def clip_ratio(run: Run, name: str) -> float:
-    """Returns verl's width of the clip on one side, as verl reads it."""
+    """Returns the width of verl's clip on one side, as verl reads it: the side's own key counts before clip_ratio.
+
+    Args:
+        run: a run of a loss of verl's.
+        name: the side's own key, `clip_ratio_low` or `clip_ratio_high`.
+    """
     for value in (run.record.loss.widths.get(name), run.record.loss.widths.get("clip_ratio")):
         if is_number(value):
             return float(value)
-    return 0.2
+    return DEFAULT_CLIP_RATIO
 
 
 def upper_bound_key(run: Run) -> str:
@@ -149,39 +163,46 @@ def upper_bound_key(run: Run) -> str:
 
 
 def upper_bound_value(run: Run, bound: float) -> str:
-    """Writes an upper bound as its key takes it; verl's takes the width above 1."""
+    """Writes an upper bound as the value of `upper_bound_key`; verl's key takes the width above 1."""
     if trains_our_loss(run):
         return f"{bound:g}"
     return f"{bound - 1:g}, which is a ratio of {bound:g}"
 
 
-def widen_side(run: Run, side: str) -> str:
-    """Advises where nearly all that is clipped is on one side.
+def advise_on_one_sided_clipping(run: Run, side: str) -> str:
+    """Returns advice for a run that clips nearly all its clipped tokens on one side.
 
     Args:
-        side: the clipped side, low or high.
+        run: the run.
+        side: the side that clips, low or high.
     """
-    other = {"low": "high", "high": "low"}[side]
-    ours = trains_our_loss(run)
-    own_key = f"clipx.clip_{side}"
+    if not trains_our_loss(run):
+        return f"Widen that side's bound, actor.clip_ratio_{side}."
+    other = "high" if side == "low" else "low"
     parameters = run.record.loss.parameters
-    if ours and f"clip_{side}" not in parameters:
+    has_bound = f"clip_{side}" in parameters
+    if not has_bound:
         return "Compare other settings on its traced tokens: clipx replay."
-    if ours and parameters.get(f"clip_{other}", 0) is None:
+    # A bound that is a parameter without a value is switched off. A method without such a parameter has other bounds.
+    other_is_off = f"clip_{other}" in parameters and parameters[f"clip_{other}"] is None
+    if other_is_off:
         return f"Set clipx.clip_{other}: without that bound, only this side clips."
-    name = own_key if ours else f"actor.clip_ratio_{side}"
-    return f"Widen that side's bound, {name}."
+    return f"Widen that side's bound, clipx.clip_{side}."
 
 
-def change_prompts(run: Run) -> str:
-    """Advises where samples score alike: what makes them alike, or harder or easier prompts, by what they score."""
-    sampling_advice = change_sampling(run)
+def advise_on_alike_samples(run: Run) -> str:
+    """Returns advice for a run whose samples of a prompt score alike.
+
+    If the sampling itself makes them alike, it is `advise_on_sampling`. Otherwise the advice is harder or easier
+    prompts, by the place of the mean score between the lowest and the highest score.
+    """
+    sampling_advice = advise_on_sampling(run)
     if sampling_advice is not None:
         return sampling_advice
     mean = run.values(keys.REWARD)
     lowest = run.values(keys.LOWEST_REWARD).min()
     highest = run.values(keys.HIGHEST_REWARD).max()
-    # Without these metrics they are NaN, which is not below anything.
+    # A metric that is not logged gives NaN, and no comparison with NaN is true.
     if mean.empty or not lowest < highest:
         return "Take prompts whose samples score differently."
     last = mean.iloc[-1]
@@ -194,8 +215,8 @@ def change_prompts(run: Run) -> str:
     return f"{score}, so some prompts are always solved and others never: take those that are solved sometimes."
 
 
-def change_sampling(run: Run) -> str | None:
-    """Returns advice on the sampling, if the configuration itself makes all samples of a prompt score alike."""
+def advise_on_sampling(run: Run) -> str | None:
+    """Returns advice on the sampling if the configuration makes all samples of a prompt alike; None if it does not."""
     temperature = run.record.sampling.temperature
     if run.record.batch.responses == 1:
         return "Draw several samples of each prompt: raise rollout.n."
@@ -204,17 +225,21 @@ def change_sampling(run: Run) -> str | None:
     return None
 
 
-def find_signal(run: Run) -> str:
-    """Advises where no advantage differs from 0: whether the prompts are all solved, or none scores, or they differ."""
+def advise_on_missing_signal(run: Run) -> str:
+    """Returns advice for a run in which no advantage differs from 0.
+
+    It depends on whether all samples of the last step have one score, and on whether this is the best score or none.
+    """
     low = run.values(keys.LOWEST_REWARD)
     high = run.values(keys.HIGHEST_REWARD)
-    if change_sampling(run) or low.empty:
-        return change_prompts(run)
+    if advise_on_sampling(run) or low.empty:
+        return advise_on_alike_samples(run)
+    # Compares the values and their step.
     all_score_alike = low.tail(1).equals(high.tail(1))
     if not all_score_alike:
-        return change_prompts(run)
+        return advise_on_alike_samples(run)
     score = low.iloc[-1]
-    # Of scores that never changed nothing else says whether they are good: those above 0 are taken for good ones.
+    # If all scores of the log are equal, those above 0 are taken for good ones.
     least = min(low.min(), 0.0)
     observation = f"All samples of the last step score {score:g}"
     if score > least and score >= high.max():
@@ -222,15 +247,15 @@ def find_signal(run: Run) -> str:
     return f"{observation}, so nothing is learned: look whether the reward function reads the answers as it should."
 
 
-def make_more_updates(run: Run) -> str:
+def advise_more_updates(run: Run) -> str:
     """Advises several updates on a rollout batch."""
     if run.record.batch.mini_batch == 1:
         return "Raise actor.ppo_epochs: a mini-batch is one prompt already."
     return "Make actor.ppo_mini_batch_size smaller, so that each rollout batch gets several updates."
 
 
-def fill_bins(run: Run) -> str:
-    """Advises more tokens for each probability bin."""
+def advise_on_few_tokens_in_bins(run: Run) -> str:
+    """Returns advice for a run whose probability bins have too few tokens: more tokens, or a smaller alpha."""
     if run.record.loss.parameters.get("scope") == "micro_batch":
         return "Set clipx.scope to mini_batch, so that statistics are over all tokens of an update."
     prompts = run.record.batch.prompts
@@ -240,9 +265,9 @@ def fill_bins(run: Run) -> str:
     return "Make actor.ppo_mini_batch_size larger."
 
 
-def raise_target(run: Run) -> str:
-    """Advises what to do when bounds miss the target that they hold."""
-    rounding = target_of_rounding(run)
+def advise_on_missed_target(run: Run) -> str:
+    """Returns advice for a run whose bounds miss the target that they hold."""
+    rounding = measure_target_of_rounding(run)
     value = run.record.loss.modifiers.get("hold", {}).get("value")
     if rounding is None or not is_number(value) or rounding <= value:
         return "Raise clipx.hold.value."
@@ -252,8 +277,8 @@ def raise_target(run: Run) -> str:
     )
 
 
-def recompute_ratio(run: Run) -> str:
-    """Advises what to do when the ratio of a first update is not 1."""
+def advise_on_anchored_ratio(run: Run) -> str:
+    """Returns advice for a run whose ratio is not 1 in the first update on a rollout batch."""
     bypass = run.record.correction.bypass
     if bypass:
         return f"Set {BYPASS} to false: with it the clip acts on the mismatch too."
@@ -262,26 +287,37 @@ def recompute_ratio(run: Run) -> str:
     return "Check how old the samples are (training/off_policy/trajectory_staleness/mean): bypass_mode is off already."
 
 
-def score_tokens(run: Run) -> str:
+def advise_scoring_tokens(run: Run) -> str:
     """Advises how to find out which weights drew the samples."""
     if run.traces is not None and not run.traces.is_dir():
         return "Run again with +clipx/trace=prompts: clipx recompute RUN CHECKPOINT… then scores the new run's tokens."
     return "Score its traced tokens with the checkpoints around that step: clipx recompute RUN CHECKPOINT…"
 
 
-def correct_sampler(run: Run) -> str:
-    """Advises what to do when the policy leaves its sampler and nothing is clipped."""
+def advise_on_drifting_sampler(run: Run) -> str:
+    """Returns advice for a run whose policy has drifted away from the one that samples, although nothing is clipped."""
     correction = run.record.correction
     if correction.bypass:
-        return "Narrow the bounds: in bypass mode the clip's ratio is taken to the sampler, and yet nothing is clipped."
+        return (
+            "Narrow the bounds: in bypass mode the clip acts on the ratio to the sampler's probabilities, and yet "
+            "nothing is clipped."
+        )
     if correction.weights or correction.rejection:
         key = ROLLOUT_IS if correction.weights else ROLLOUT_RS
-        return f"Give the sampler new weights more often: {key} is on already, and the clip does not see its ratio."
-    return f"Correct for the sampler ({OF_CORRECTION}): the clip's ratio is taken to recomputed log-probabilities."
+        return (
+            f"Give the sampler new weights more often: {key} is on already, and the clip does not act on the ratio to "
+            "the sampler's probabilities."
+        )
+    if correction.bypass is None:
+        return (
+            f"Correct for the sampler ({CORRECTION_NODE}) if {BYPASS} is off: the clip then acts on the ratio to the "
+            "recomputed probabilities. If it is on, narrow the bounds."
+        )
+    return f"Correct for the sampler ({CORRECTION_NODE}): the clip acts on the ratio to the recomputed probabilities."
 
 
-def keep_old_groups(run: Run) -> str:
-    """Advises what to do when groups are dropped for their age."""
+def advise_on_dropped_prompts(run: Run) -> str:
+    """Returns advice for a run that drops prompts, with all their samples, for their age."""
     return (
         f"Set {TOO_OLD} to wait, or raise {OLDEST_ALLOWED}: a long answer takes longest, so dropping the oldest drops "
         "long answers first."
@@ -292,8 +328,8 @@ def keep_old_groups(run: Run) -> str:
 OF_SEQUENCE = "sequence"
 
 
-def weigh_tokens(run: Run) -> str:
-    """Advises what to do when the importance weights are worth few samples."""
+def advise_on_collapsed_weights(run: Run) -> str:
+    """Returns advice for a run whose importance weights are worth few samples."""
     kind = run.record.correction.weights
     if kind is None:
         # The weights were logged, but the record does not say of which kind.

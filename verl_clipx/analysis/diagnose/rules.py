@@ -11,24 +11,24 @@ import numpy
 import pandas
 
 from verl_clipx.analysis.diagnose.remedies import (
-    calm_entropy,
-    change_prompts,
-    correct_sampler,
-    explain_skipped,
-    fill_bins,
-    find_signal,
-    go_back_before_fall,
-    go_back_to_best,
-    keep_entropy,
-    keep_old_groups,
-    make_more_updates,
-    name_sources,
-    raise_target,
-    recompute_ratio,
-    resume_before,
-    score_tokens,
-    weigh_tokens,
-    widen_side,
+    advise_more_updates,
+    advise_on_alike_samples,
+    advise_on_anchored_ratio,
+    advise_on_collapsed_weights,
+    advise_on_drifting_sampler,
+    advise_on_dropped_prompts,
+    advise_on_entropy_collapse,
+    advise_on_entropy_explosion,
+    advise_on_fallen_held_out_score,
+    advise_on_fallen_reward,
+    advise_on_few_tokens_in_bins,
+    advise_on_missed_target,
+    advise_on_missing_signal,
+    advise_on_one_sided_clipping,
+    advise_on_skipped_updates,
+    advise_on_values_not_finite,
+    advise_on_weights_not_finite,
+    advise_scoring_tokens,
 )
 from verl_clipx.analysis.diagnose.rule import (
     LASTING,
@@ -43,7 +43,14 @@ from verl_clipx.analysis.diagnose.rule import (
 )
 from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.evicted import evicted_by_step
-from verl_clipx.analysis.runs.floor import clipped_by_step, could_exceed, exceeds, floors_of, joined, later_updates
+from verl_clipx.analysis.runs.floor import (
+    combine_measurements,
+    could_exceed,
+    count_clipped_by_step,
+    count_later_clipped,
+    exceeds,
+    measure_floors,
+)
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.common.statistics.collapse import KEPT, PART, collapse, last_level, level_steps
 from verl_clipx.run.keys import MINI_BATCH, ROLLOUT_PROMPTS, STRATEGY, TOP_K, TOP_P, VALIDATION_FOLDER
@@ -71,7 +78,7 @@ ADVICE_ON_TRAINING = ("entropy collapse", "entropy explosion", NO_SIGNAL, FEW_TE
     Kind.FACT,
     reads=(keys.SKIPPED_UPDATES, keys.GRADIENT_NORM),
     about=(STRATEGY,),
-    remedy=resume_before,
+    remedy=advise_on_weights_not_finite,
     link="docs/reading.md#health",
     any_of=True,
 )
@@ -84,7 +91,7 @@ def find_taken_updates(run: Run) -> Onset | None:
     "skipped updates",
     Kind.FACT,
     reads=(keys.SKIPPED_UPDATES, keys.GRADIENT_NORM),
-    remedy=explain_skipped,
+    remedy=advise_on_skipped_updates,
     link="docs/reading.md#health",
     any_of=True,
 )
@@ -147,7 +154,7 @@ def _say_not_finite_updates(run: Run, steps: list[int], trained_since: int) -> s
     "values that are not finite",
     Kind.FACT,
     reads=(*keys.HEALTH_COUNTS, *(f"{prefix}*" for prefix in keys.OF_TRAINING)),
-    remedy=name_sources,
+    remedy=advise_on_values_not_finite,
     link="docs/reading.md#health",
     any_of=True,
 )
@@ -240,7 +247,14 @@ def _say_steps(count: int) -> str:
 ENTROPY_LEFT = 0.05
 
 
-@rule("entropy collapse", Kind.TREND, reads=(keys.ENTROPY,), remedy=keep_entropy, link="docs/faq.md", heuristic=True)
+@rule(
+    "entropy collapse",
+    Kind.TREND,
+    reads=(keys.ENTROPY,),
+    remedy=advise_on_entropy_collapse,
+    link="docs/faq.md",
+    heuristic=True,
+)
 def find_entropy_collapse(run: Run) -> Onset | None:
     """The rule is met while the entropy is below ENTROPY_LEFT of what it was in the first steps."""
     values = training_values(run, keys.ENTROPY)
@@ -267,7 +281,7 @@ ENTROPY_HIGH = 5.0
     "entropy explosion",
     Kind.TREND,
     reads=(keys.ENTROPY,),
-    remedy=calm_entropy,
+    remedy=advise_on_entropy_explosion,
     link="docs/faq.md",
     heuristic=True,
 )
@@ -299,7 +313,7 @@ ADVANTAGE_OF_EQUALS = 0.1
     NO_SIGNAL,
     Kind.TREND,
     reads=(keys.LOWEST_ADVANTAGE, keys.HIGHEST_ADVANTAGE, keys.ALIKE),
-    remedy=find_signal,
+    remedy=advise_on_missing_signal,
     link="docs/reading.md#health",
     any_of=True,
     voids=(FEW_TEACH, ONE_UPDATE),
@@ -364,7 +378,7 @@ rule_of_limit(
     Kind.TREND,
     reads=keys.ALIKE,
     limit=0.9,
-    remedy=change_prompts,
+    remedy=advise_on_alike_samples,
     link="docs/reading.md#health",
     heuristic=True,
 )
@@ -380,18 +394,18 @@ LEAST_CLIPPED_SHARE = 0.01
 FLOAT32_TOLERANCE = 1e-6
 
 
-def widen_clipped_side(run: Run) -> str:
+def advise_on_clipped_side(run: Run) -> str:
     """Advises to widen the bound beyond which nearly all clipped tokens are."""
     step = find_one_sided_clipping(run).step
     side = "low" if run.values(keys.CLIPPED_LOW)[step] > run.values(keys.CLIPPED_HIGH)[step] else "high"
-    return widen_side(run, side)
+    return advise_on_one_sided_clipping(run, side)
 
 
 @rule(
     ONE_SIDED,
     Kind.TREND,
     reads=(keys.CLIPPED_LOW, keys.CLIPPED_HIGH),
-    remedy=widen_clipped_side,
+    remedy=advise_on_clipped_side,
     link="docs/methods.md",
     heuristic=True,
 )
@@ -423,7 +437,7 @@ def _list_values(values: pandas.Series) -> str:
 @rule(
     ONE_UPDATE,
     reads=(keys.RATIO, keys.KL),
-    remedy=make_more_updates,
+    remedy=advise_more_updates,
     link="docs/scopes.md",
 )
 def find_single_updates(run: Run) -> Onset | None:
@@ -489,11 +503,11 @@ def find_clipping_of_rounding(run: Run) -> Onset | None:
     The floor is what the first update clips, at weights that have not moved. The rule does not show that the later
     clipping is rounding: a token may be near a bound for a good reason, and rounding moves it across.
     """
-    counts_by_step = clipped_by_step(run)
+    counts_by_step = count_clipped_by_step(run)
     number_of_windows = max(0, len(counts_by_step) - WINDOW + 1)
     windows = [counts_by_step.iloc[begin : begin + WINDOW] for begin in range(number_of_windows)]
     is_like_floor = pandas.Series([clips_like_floor(run, window) for window in windows], dtype=bool)
-    # The windows stand for steps here: the state is that of a window, and lasts over successive windows.
+    # The state is one of windows, not of steps. It lasts if it holds in several successive windows.
     first_window = first_lasting_step(is_like_floor)
     if first_window is None:
         return None
@@ -508,10 +522,11 @@ def clips_like_floor(run: Run, window: pandas.DataFrame) -> bool:
 
     Args:
         run: the run.
-        window: consecutive rows of `clipped_by_step`, whose tokens are counted together.
+        window: consecutive rows of `count_clipped_by_step`, whose tokens are counted together.
     """
-    later = later_updates(window)
-    floor = joined(floors_of(run, window))
+    later = count_later_clipped(window)
+    first, second = measure_floors(run, window)
+    floor = combine_measurements(first, second)
     if later.clipped < FEWEST_CLIPPED:
         return False
     if exceeds(later, floor):
@@ -530,15 +545,15 @@ def _say_clipped_like_floor(run: Run, window: pandas.DataFrame) -> str:
         run: the run.
         window: as for `clips_like_floor`.
     """
-    later = later_updates(window)
-    first, *in_other_micro_batches = floors_of(run, window)
+    later = count_later_clipped(window)
+    first, second = measure_floors(run, window)
     parts = [
         f"{keys.CLIPPED_LOW} and {keys.CLIPPED_HIGH} {later.share:.3g} together in later updates "
         f"({later.clipped:.0f} of {later.tokens:.0f} tokens)",
         f"{first.share:.3g} in first ones ({keys.FLOOR_LOW} and {keys.FLOOR_HIGH})",
     ]
-    for floor in in_other_micro_batches:
-        parts.append(f"{floor.share:.3g} in other micro-batches ({keys.RECUT_LOW} and {keys.RECUT_HIGH})")
+    if second is not None:
+        parts.append(f"{second.share:.3g} in other micro-batches ({keys.RECUT_LOW} and {keys.RECUT_HIGH})")
     return ", ".join(parts)
 
 
@@ -553,9 +568,9 @@ def moves_policy(run: Run) -> bool:
 
 
 def _find_target_share(run: Run) -> float | None:
-    """Returns BAPO's target for the share of positive tokens.
+    """Returns the target that BAPO's search has for the share of positive tokens.
 
-    None if the run has no target, or if its target is not one for the share.
+    None if the run has no target, or if its target is for another quantity than the share.
     """
     parameters = run.record.loss.parameters
     is_share = parameters.get("contribution", "share") == "share"
@@ -589,7 +604,7 @@ def find_search_not_started(run: Run) -> Onset | None:
 @rule(
     "bounds idle: too few tokens a bin",
     reads=(keys.COUNTS, "clipx.alpha"),
-    remedy=fill_bins,
+    remedy=advise_on_few_tokens_in_bins,
     link="docs/methods.md#acpo",
     about=("clipx.alpha", keys.COUNTS),
 )
@@ -600,7 +615,7 @@ def find_few_tokens(run: Run) -> Onset | None:
     epsilon_base away from 1, and the mean is taken to be less than epsilon_base away from 1. Bins that keep
     epsilon_base, by min_tokens, or epsilon_max have other bounds. They don't count.
     """
-    count_keys = keys.of_bins("count", run.log.columns)
+    count_keys = keys.find_bin_keys("count", run.log.columns)
     parameters = run.record.loss.parameters
     alpha = parameters.get("alpha")
     if not count_keys or alpha is None:
@@ -629,23 +644,29 @@ def find_few_tokens(run: Run) -> Onset | None:
     about=("clipx.target", keys.SHARE_BEFORE),
 )
 def find_saturated_bounds(run: Run) -> Onset | None:
-    """The rule is met while the upper bound is the search's last candidate and still misses the target."""
+    """The rule is met while the search for the upper bound ends at its last candidate and still misses the target.
+
+    That is: the upper bound of the step's last update is the last candidate, and the share of positive tokens is below
+    the target, on average over the step's updates.
+    """
     target = _find_target_share(run)
     parameters = run.record.loss.parameters
     upper_stop = parameters.get("upper_stop")
     upper_step = parameters.get("upper_step")
     if target is None or upper_stop is None or upper_step is None:
         return None
-    high = training_values(run, keys.BOUND_HIGH_LAST)
-    share = training_values(run, keys.SHARE_AFTER)
-    high, share = high.align(share, join="inner")
-    # The last candidate is the stop, or less than a step below it.
-    is_last = high > upper_stop - upper_step + FLOAT32_TOLERANCE
-    step = first_lasting_step(is_last & (share < target))
+    last_high = training_values(run, keys.BOUND_HIGH_LAST)
+    mean_share = training_values(run, keys.SHARE_AFTER)
+    last_high, mean_share = last_high.align(mean_share, join="inner")
+    # The last candidate is the stop, or less than a step below it. The bound is logged in float32, so that one that is
+    # a whole step below the stop may seem to be a little nearer.
+    is_last_candidate = last_high > upper_stop - upper_step + FLOAT32_TOLERANCE
+    step = first_lasting_step(is_last_candidate & (mean_share < target))
     if step is None:
         return None
     return Onset(
-        step, f"{keys.BOUND_HIGH_LAST} {high[step]:.3g}, {keys.SHARE_AFTER} {share[step]:.3g}, target {target:g}"
+        step,
+        f"{keys.BOUND_HIGH_LAST} {last_high[step]:.3g}, {keys.SHARE_AFTER} {mean_share[step]:.3g}, target {target:g}",
     )
 
 
@@ -654,7 +675,7 @@ rule_of_limit(
     "held target out of reach",
     reads=keys.HOLD_MISSED,
     limit=0.5,
-    remedy=raise_target,
+    remedy=advise_on_missed_target,
     link="docs/scopes.md#hold-a-target",
     about=("clipx.hold", keys.HOLD_MISSED),
 )
@@ -669,7 +690,7 @@ KL_IS_NOT_ZERO = 1e-3
 @rule(
     "ratio anchored to another policy",
     reads=(keys.RATIO, keys.KL, ROLLOUT_PROMPTS, MINI_BATCH),
-    remedy=recompute_ratio,
+    remedy=advise_on_anchored_ratio,
     link="docs/scopes.md#staleness",
     heuristic=True,
 )
@@ -699,20 +720,20 @@ rule_of_limit(
     heuristic=True,
 )
 
-# The probabilities jump apart if they differ by at least a thousandth on average, and by four times the most before.
+# The sampler jumps away if the mean difference reaches JUMPED, and JUMP_TIMES its highest value before.
 # Smaller differences pass for rounding.
 JUMPED = 1e-3
 JUMP_TIMES = 4
 # The difference grows if it ends at this many times what it was at the jump. Then the sampler's weights stay behind.
 GROWN = 2
-# If the mean of recomputed over sampler's probability is below 1 by this much, the sampler left out tokens.
+# The sampler left out tokens if the mean of recomputed / sampler's probability is below 1 by at least this much.
 LEFT_OUT = 0.02
 
 
 @rule(
     "sampler jumps away from the trainer",
     reads=(keys.MISMATCH,),
-    remedy=score_tokens,
+    remedy=advise_scoring_tokens,
     link="docs/certify.md",
     heuristic=True,
     voids=(MISMATCH,),
@@ -750,10 +771,10 @@ def _explain_sampler_jump(run: Run, since: pandas.Series) -> str:
         explanation = f"{last:.3g} in the last, which is as of weights that stay behind"
     else:
         explanation = "which is as of another precision, temperature or mask, or of weights always as late"
-    # The mean of the recomputed over the sampler's probability follows from both estimates of the divergence. It is 1
-    # for a sampler that leaves no token out.
-    excess = training_values(run, keys.SAMPLER_KL) - training_values(run, keys.SAMPLER_KL_1)
-    ratio = 1 + excess.loc[since.index[0] :].median()
+    # With r = recomputed / sampler's probability, both estimates of the divergence are means, of r - 1 - log r and
+    # of -log r. So their difference is the mean of r - 1. For a sampler that leaves no token out, the mean of r is 1.
+    mean_of_ratio_minus_1 = training_values(run, keys.SAMPLER_KL) - training_values(run, keys.SAMPLER_KL_1)
+    ratio = 1 + mean_of_ratio_minus_1.loc[since.index[0] :].median()
     if ratio <= 1 - LEFT_OUT:
         explanation += (
             f"; the mean of recomputed / sampler's probability is {ratio:.3g}, as where a mask leaves tokens out"
@@ -761,7 +782,7 @@ def _explain_sampler_jump(run: Run, since: pandas.Series) -> str:
     return explanation
 
 
-# The sampler has drifted away if the divergence reaches both this and this many times the most of the first steps.
+# The sampler has drifted away if the divergence reaches DRIFTED, and DRIFT_TIMES its highest value in the first steps.
 DRIFTED = 0.01
 DRIFT_TIMES = 4
 
@@ -769,7 +790,7 @@ DRIFT_TIMES = 4
 @rule(
     "bounds idle while the sampler drifts away",
     reads=(keys.SAMPLER_KL, keys.PG_CLIPPED),
-    remedy=correct_sampler,
+    remedy=advise_on_drifting_sampler,
     link="docs/scopes.md#staleness",
     heuristic=True,
 )
@@ -798,7 +819,7 @@ LEAST_DROPPED_SHARE = 0.1
     "prompts dropped for their age",
     reads=(keys.EVICTED, ROLLOUT_PROMPTS),
     about=(keys.EVICTED,),
-    remedy=keep_old_groups,
+    remedy=advise_on_dropped_prompts,
     link="docs/scopes.md#stale-samples",
     heuristic=True,
 )
@@ -853,7 +874,8 @@ def _say_lengths(run: Run, dropped: pandas.Series) -> str:
     )
 
 
-# If the trained policy itself drew the samples, their weights have a mean of 1 and are worth all samples.
+# The weights of samples that the trained policy itself drew have a mean of 1 and are worth all samples. They are worth
+# few samples if either of these is at most this.
 WORTH_HALF = 0.5
 
 
@@ -861,7 +883,7 @@ WORTH_HALF = 0.5
     "importance weights worth few samples",
     reads=(keys.WEIGHTS_MEAN, keys.WEIGHTS_SAMPLE_SIZE),
     about=(keys.WEIGHTS_MEAN, keys.WEIGHTS_SAMPLE_SIZE),
-    remedy=weigh_tokens,
+    remedy=advise_on_collapsed_weights,
     link="docs/scopes.md#rollout-correction",
     heuristic=True,
     any_of=True,
@@ -896,7 +918,7 @@ def list_truncations(run: Run) -> dict[str, str]:
     return truncations
 
 
-def sample_whole(run: Run) -> str:
+def advise_whole_sampling(run: Run) -> str:
     """Advises to sample from the whole distribution."""
     return f"Sample with {' and '.join(list_truncations(run).values())}."
 
@@ -904,7 +926,7 @@ def sample_whole(run: Run) -> str:
 @rule(
     "truncated sampling",
     reads=(TOP_P, TOP_K),
-    remedy=sample_whole,
+    remedy=advise_whole_sampling,
     link="docs/scopes.md#staleness",
     any_of=True,
     voids=(MISMATCH,),
@@ -920,8 +942,8 @@ def find_truncated_sampling(run: Run) -> Onset | None:
 
 # --- Gradient, reward and answers ------------------------------------------------------------------------------------
 
-# A gradient norm explodes if it exceeds the median of all steps before it this many times. There must be at least this
-# many steps before it.
+# A gradient norm explodes if it exceeds EXPLOSION times the median of all steps before it. There must be at least
+# STEPS_BEFORE of them.
 EXPLOSION = 100.0
 STEPS_BEFORE = 5
 
@@ -952,12 +974,12 @@ def find_gradient_explosion(run: Run) -> Onset | None:
     REWARD_COLLAPSE,
     Kind.TREND,
     reads=(keys.REWARD,),
-    remedy=go_back_before_fall,
+    remedy=advise_on_fallen_reward,
     link="docs/reading.md",
     heuristic=True,
 )
 def find_reward_collapse(run: Run) -> Onset | None:
-    """The rule is met by a collapse as the report defines it."""
+    """The rule is met by a collapse, as `common.statistics.collapse` defines it."""
     values = training_values(run, keys.REWARD)
     place = collapse(values.to_numpy())
     if place is None:
@@ -996,7 +1018,7 @@ KEPT_HELD_OUT = 0.9
 @rule(
     "reward decline",
     reads=(keys.REWARD,),
-    remedy=go_back_before_fall,
+    remedy=advise_on_fallen_reward,
     link="docs/reading.md#rules",
     heuristic=True,
 )
@@ -1099,9 +1121,10 @@ FEWEST_VALIDATIONS = 3
     heuristic=True,
 )
 def find_short_training(run: Run) -> Onset | None:
-    """The rule is met from a validation on after which trained answers stay short beside what the policy writes there.
+    """The rule is met from the validation on after which trained answers stay short beside the validation's answers.
 
-    Characters are not tokens, but the number of characters of a token hardly changes in a run.
+    Validations count characters, and the log counts tokens. The number of characters in a token hardly changes in a
+    run.
     """
     characters = {reward.step: reward.length for reward in run.held_out if numpy.isfinite(reward.length)}
     lengths = training_values(run, keys.LENGTH)
@@ -1152,7 +1175,7 @@ LEAST_RISE = 2
 @rule(
     HELD_OUT_FALLS,
     reads=(keys.VALIDATIONS, keys.REWARD),
-    remedy=go_back_to_best,
+    remedy=advise_on_fallen_held_out_score,
     link="docs/reading.md#rules",
     heuristic=True,
     voids=ADVICE_ON_TRAINING,
@@ -1191,7 +1214,7 @@ def find_held_out_fall(run: Run) -> Onset | None:
 
 
 def _select_steps_around(values: pandas.Series, step: int, log_steps: int) -> pandas.Series:
-    """Returns the values of as many steps around a step as a level is taken over.
+    """Returns the values of the steps around a step: as many as a level is the mean of.
 
     A mean from the first step on would contain the rise at the beginning of the training.
 

@@ -10,48 +10,50 @@ from numpy.lib.stride_tricks import sliding_window_view
 from verl_clipx.analysis.runs import keys
 
 LASTING = 3
-"""A jump stays if this many steps in a row lie outside the range of the steps before it."""
+"""A jump stays if this many steps in a row lie outside the range of the steps before it.
+
+A log of more than 300 steps is searched several times, since only longer windows show slower changes: the jump must
+stay for a hundredth of the steps, then for twice as many, and so on up to a tenth of them. FEWEST and MOST grow in
+proportion."""
 
 FEWEST = 5
 MOST = 10
-"""That range is of the last 10 steps, or, at the beginning of a log, of 5 at the least.
-
-A log of more than 300 steps is also searched for slower changes, which only longer windows show. There a jump must stay
-for a hundredth of the steps, and for twice as many up to a tenth; the range grows in proportion."""
+"""The range is that of the last MOST steps. At the beginning of a log it is of at least FEWEST steps."""
 
 AT_ONCE = 2.0
 ON_THE_WAY = 4.0
-"""A jump goes beyond the range by this many of the range's own widths: by 2 if it comes from one step to the next, by 4
-if it takes as many steps on the way as it must stay. For a trend leaves a range that it has widened itself. Both were
-chosen on the healthy logs of docs/dev/diagnosis_evidence.md."""
+"""A jump goes beyond the range by at least this many times the range's width: AT_ONCE if it comes from one step to the
+next, ON_THE_WAY if it takes as many steps on the way as it must stay. The latter is larger because a trend widens the
+range itself. Both were chosen on the healthy logs of docs/dev/diagnosis_evidence.md."""
 
 PART = 0.25
 """The medians before and after a jump differ by at least this part of the larger one: less changes no decision."""
 
 FOURFOLD = 4.0
 WITHIN = 15
-"""A value rose fourfold if three steps in a row lie at or above four times the highest of 5 steps, and follow these
-within 15 steps."""
+"""A value rose fourfold if LASTING steps in a row lie at or above FOURFOLD times the highest of FEWEST earlier steps,
+and no more than WITHIN steps after these."""
 
 SPIKE = 3.0
-"""A spike is a step that reaches three times the largest size of all steps before it, of which there are at least 5.
+"""A spike is a step that reaches SPIKE times the largest size of all steps before it, of which there are at least
+FEWEST.
 
-The runs of docs/results/reversal.md that are not among the healthy logs often have smaller ones; the size was fixed on
-them. The beginning of a change that stays is no spike."""
+The runs of docs/results/reversal.md that are not among the healthy logs often have smaller ones. This multiple was
+fixed on them. The beginning of a change that stays is no spike."""
 
 ROUNDING = 1e-5
-"""A rise or a spike to less than this is not reported: rounding may leave as much."""
+"""A rise or a spike to less than this is not reported, since rounding may cause it."""
 
 OF_EITHER_SIGN = 0.1
-"""A value goes around 0 if at least this part of its steps has the rarer sign, as the loss has. Its multiples say
-nothing, so it neither rises nor spikes, and a few steps near 0 are no range that a jump could leave."""
+"""A value goes around 0, as the loss does, if at least this part of its steps has the rarer sign. Multiples of such a
+value say nothing, so it neither rises nor spikes. And a few steps near 0 are no range that a jump could leave."""
 
 ABOVE_NOISE = 4.0
 """A jump of a value that goes around 0 is at least this many standard deviations of its noise."""
 
 SOUGHT = f"jumped and stayed, rose fourfold within {WITHIN} logged steps, or spiked to {SPIKE:g} times all before"
 
-# The report names this many steps at most.
+# The lines of `format_steps` are of this many steps at most.
 SHOWN_STEPS = 6
 # A list in a sentence names at most this many items.
 SHOWN = 3
@@ -66,8 +68,8 @@ class Change(NamedTuple):
     Args:
         key: the metric's key.
         step: the first step outside its range.
-        before: the level before that step; of a spike, the largest size of any earlier value.
-        after: the level afterwards that is furthest from the one before; of a spike, the spike itself.
+        before: the level before that step. For a spike: the largest size of any earlier value.
+        after: the level after it that is furthest from the one before. For a spike: the value at the spike.
         stays: whether the metric stayed outside; False for a spike.
     """
 
@@ -83,47 +85,49 @@ def is_clock(key: str) -> bool:
     return key.startswith(CLOCKS)
 
 
-def changes(log: pandas.DataFrame, *, jumps_only: bool = False) -> list[Change]:
+def find_changes(log: pandas.DataFrame, *, jumps_only: bool = False) -> list[Change]:
     """Returns the first change of each metric, and its first spike if that comes before the change.
 
     Args:
-        log: a row a step, a column a metric; values that are not finite are left out.
-        jumps_only: whether to look for jumps alone, as in differences of metrics: they may have either sign, so that
-            their multiples say nothing.
+        log: a row for each step, a column for each metric. Values that are not finite are left out.
+        jumps_only: whether to look for jumps alone. In differences of metrics there is nothing else to look for: they
+            may have either sign, so that their multiples say nothing.
 
     Returns:
-        The changes by step. Of one step, those metrics come first that have a figure on the page.
+        The changes in the order of their steps. At one step, metrics with a figure on the page come first.
     """
-    by_metric: list[Change] = []
+    found: list[Change] = []
     for key in log:
         if not is_clock(key):
             values = log[key][(log.index > 0) & numpy.isfinite(log[key])]
-            by_metric += _changes_of(key, values, jumps_only=jumps_only or goes_around_zero(key, values))
-    return sorted(by_metric, key=lambda change: (change.step, change.key not in keys.DRAWN))
+            found += _find_changes_of(key, values, jumps_only=jumps_only or goes_around_zero(key, values))
+    # False sorts before True.
+    return sorted(found, key=lambda change: (change.step, change.key not in keys.DRAWN))
 
 
-def _changes_of(key: str, values: pandas.Series, *, jumps_only: bool) -> list[Change]:
+def _find_changes_of(key: str, values: pandas.Series, *, jumps_only: bool) -> list[Change]:
     """Returns a metric's first spike, if it comes before any change that stays, and its first such change."""
-    lasting = list(_jumps(key, values))
+    lasting = list(_find_jumps(key, values))
     if not lasting and not jumps_only:
-        lasting = list(_rises(key, values))
+        lasting = list(_find_rise(key, values))
     first = min(lasting, key=lambda change: change.step, default=None)
-    spikes = [] if jumps_only else list(_spikes(key, values))
+    spikes = [] if jumps_only else list(_find_spike(key, values))
     if first is None:
         return spikes
-    return [*(spike for spike in spikes if spike.step < first.step), first]
+    earlier_spikes = [spike for spike in spikes if spike.step < first.step]
+    return [*earlier_spikes, first]
 
 
 def goes_around_zero(key: str, values: pandas.Series) -> bool:
-    """Returns whether a metric is the loss, or has both signs, neither of them in a few steps only."""
+    """Returns whether a metric is the loss, or has each sign in at least OF_EITHER_SIGN of its steps."""
     if key == keys.LOSS:
         return True
     rarer_sign = min((values > 0).sum(), (values < 0).sum())
     return bool(rarer_sign > 0 and rarer_sign >= OF_EITHER_SIGN * len(values))
 
 
-def step_lines(ordered_changes: Iterable[Change]) -> list[str]:
-    """Returns a line for each of the first steps with changes."""
+def format_steps(ordered_changes: Iterable[Change]) -> list[str]:
+    """Returns a line for each of the first SHOWN_STEPS steps with changes."""
     steps: dict[int, list[str]] = {}
     for change in ordered_changes:
         text = f"{change.key} {change.before:.3g} → {change.after:.3g}"
@@ -141,7 +145,7 @@ def join_first(texts: list[str]) -> str:
     return "; ".join(shown)
 
 
-def _spikes(key: str, values: pandas.Series) -> Iterator[Change]:
+def _find_spike(key: str, values: pandas.Series) -> Iterator[Change]:
     """Yields a metric's first spike, if it has one."""
     largest_before = values.abs().cummax().shift()[FEWEST:]
     later = values[FEWEST:]
@@ -151,7 +155,7 @@ def _spikes(key: str, values: pandas.Series) -> Iterator[Change]:
         yield Change(key, step=int(step), before=float(largest_before[step]), after=float(later[step]), stays=False)
 
 
-def _rises(key: str, values: pandas.Series) -> Iterator[Change]:
+def _find_rise(key: str, values: pandas.Series) -> Iterator[Change]:
     """Yields a metric's first rise to FOURFOLD times an earlier level, if there is one.
 
     A level is the largest size in FEWEST steps in a row. A step is compared with the lowest of the levels that end
@@ -177,44 +181,45 @@ def _rises(key: str, values: pandas.Series) -> Iterator[Change]:
         )
 
 
-def _jumps(key: str, values: pandas.Series) -> Iterator[Change]:
-    """Yields a metric's jumps that stay: of each length of windows the first at once and the first over some steps."""
+def _find_jumps(key: str, values: pandas.Series) -> Iterator[Change]:
+    """Yields lasting jumps of a metric: for each length of windows the first at once, and the first over some steps."""
     if values.empty:
         return
     least_change = _least_jump_around_zero(key, values)
     lasting = max(LASTING, len(values) // 100)
     longest = max(LASTING, len(values) // 10)
     while lasting <= longest:
-        at_once = _first_jump(key, values, lasting, least_change, steps_on_way=0, least_widths=AT_ONCE)
+        at_once = _find_first_jump(key, values, lasting, least_change, steps_on_way=0, least_widths=AT_ONCE)
         if at_once is not None:
             yield at_once
-        in_steps = _first_jump(key, values, lasting, least_change, steps_on_way=lasting, least_widths=ON_THE_WAY)
-        if in_steps is not None:
-            yield in_steps
+        over_steps = _find_first_jump(key, values, lasting, least_change, steps_on_way=lasting, least_widths=ON_THE_WAY)
+        if over_steps is not None:
+            yield over_steps
         lasting *= 2
 
 
 def _least_jump_around_zero(key: str, values: pandas.Series) -> float:
-    """Returns the least jump of a metric that goes around 0; 0 for other metrics, whose own size is their measure."""
+    """Returns the least jump that counts for a metric that goes around 0; 0 for other metrics, where PART says it."""
     if not goes_around_zero(key, values):
         return 0.0
     # With normal noise, neighbours differ by 2 / sqrt(pi) standard deviations on average.
     return float(ABOVE_NOISE * values.diff().abs().mean() * numpy.sqrt(numpy.pi) / 2)
 
 
-def _first_jump(
+def _find_first_jump(
     key: str, values: pandas.Series, lasting: int, least_change: float, *, steps_on_way: int, least_widths: float
 ) -> Change | None:
     """Returns the first jump of a metric out of the range of the steps before it; None if there is none.
 
-    The log is cut at each of its steps into the steps of the range, those on the way, and the steps that follow, of
-    which as many as the jump must last all lie above the range, or all below it.
+    Each place in the log is tried as the one where the steps after a jump begin. Before it lie the steps on the way,
+    and before these the steps of the range. There is a jump if the first `lasting` steps from the place on all lie
+    above the range, or all below it.
 
     Args:
         key: the metric's key.
         values: its finite values by step.
-        lasting: how many steps the jump must last. The range is of MOST / LASTING times as many, and at the beginning
-            of a log of FEWEST / LASTING times as many at the least.
+        lasting: how many steps the jump must last. The range is of MOST / LASTING times as many steps, and at the
+            beginning of a log of at least FEWEST / LASTING times as many.
         least_change: how much the medians before and after must differ, whatever their size.
         steps_on_way: how many steps may lie on the way, neither in the range nor among those that follow.
         least_widths: how far beyond the range the steps that follow must lie, in widths of the range.

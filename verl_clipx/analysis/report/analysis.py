@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas
 
-from verl_clipx.analysis.diagnose.findings import Alarm, diagnoses, rewards
+from verl_clipx.analysis.diagnose.findings import Alarm, compare_rewards, find_alarms
 from verl_clipx.analysis.report.charts import (
     OUTCOMES,
     SAMPLES,
@@ -70,7 +70,7 @@ class Analysis:
         has_held_out: whether a run was validated on held-out problems.
         masks: whether a run logs tokens that a mask takes out.
         longest: the number of steps of the longest log.
-        steps: the metrics of all runs, a row a step.
+        steps: the metrics of all runs, a row for each step.
     """
 
     title: str
@@ -126,7 +126,7 @@ def analyse(runs: ReadRuns, title: str | None = None) -> Analysis:
     numbers = compute_numbers(runs)
     settings = list(runs.settings)
     labels = [setting.label for setting in settings]
-    diagnosed = diagnoses(settings, runs.baseline)
+    diagnosed = find_alarms(settings, runs.baseline)
     alarms = [alarm for alarm in diagnosed if alarm.kind is not None]
     clipping = say_what_was_clipped(numbers)
     clipped = collect_clipped(numbers)
@@ -138,7 +138,7 @@ def analyse(runs: ReadRuns, title: str | None = None) -> Analysis:
         news=news,
         alarms=[alarm for alarm in alarms if alarm is not news],
         clipping=clipping,
-        remarks=[*(alarm for alarm in diagnosed if alarm.kind is None), *rewards(settings, runs.baseline)],
+        remarks=[*(alarm for alarm in diagnosed if alarm.kind is None), *compare_rewards(settings, runs.baseline)],
         trained=describe_training({setting.label: setting.runs for setting in settings}),
         settings=list_settings(runs.settings),
         baseline=runs.baseline.label,

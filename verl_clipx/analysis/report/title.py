@@ -15,11 +15,12 @@ from verl_clipx.common.sentences import percent
 def choose_gravest(alarms: Sequence[Alarm], *, clipping_is_known: bool) -> Alarm | None:
     """Returns the alarm that a reader must know first.
 
-    It is the first alarm, unless that is a trend and the reward collapsed: the collapse is the gravest trend. If all
-    alarms are remarks and it is known what was clipped, the page begins with what was clipped.
+    It is the first one, as `find_alarms` orders them. But if that is a trend, a collapse of the reward goes before it,
+    since it is the gravest of all trends. If all alarms are remarks and it is known what was clipped, the page begins
+    with what was clipped.
 
     Args:
-        alarms: an alarm for each rule that a run meets, in the order of `diagnoses`.
+        alarms: an alarm for each rule that a run meets, as `find_alarms` orders them: facts, trends, remarks.
         clipping_is_known: whether each log says how many tokens were clipped at which bound.
 
     Returns:

@@ -1,9 +1,9 @@
-"""How much of a run's clipping is no more than rounding gives, by counts of tokens.
+"""Compares what a run clipped with what rounding alone clips, by counts of tokens.
 
 The floor of a rollout batch is what its first update clips, at weights that have not moved: docs/floor.md.
 """
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 
 import pandas
@@ -12,11 +12,14 @@ from verl_clipx.analysis.runs import keys
 from verl_clipx.analysis.runs.run import Run
 from verl_clipx.common.statistics.rates import chance_of_as_many
 
-# How often chance alone may give as many more clipped tokens as are taken for more than rounding.
+# The significance level of `exceeds`. The tokens of a sequence are not independent, so it is a small one.
 LEVEL = 1e-3
-# What bounds can hold, by the names of `losses.modifiers.hold`, which needs torch.
+# The targets that `+clipx/hold` can hold, as `losses.modifiers.hold` names them. That module needs torch.
 CLIP_FRACTION = "clip_fraction"
 SECOND_MOMENT = "second_moment"
+# The two measurements of the floor, as they begin the names of their metrics per probability bin.
+FIRST_MEASUREMENT = "floor"
+SECOND_MEASUREMENT = "floor_recut"
 
 
 @dataclass(frozen=True)
@@ -37,54 +40,117 @@ def computes_in_single_precision(run: Run) -> bool:
     return run.record.training.precision == "float32"
 
 
-def clipped_by_step(run: Run) -> pandas.DataFrame:
-    """Returns the numbers of clipped and of all tokens in the first update of each step, and in its later updates.
+def count_clipped_by_step(run: Run) -> pandas.DataFrame:
+    """Estimates how many tokens the first update of each step clipped, and how many its later updates did.
 
-    A row a step, with the columns `floor_clipped`, `floor_tokens`, `later_clipped` and `later_tokens`. It is empty for
-    a run that logged no floor or no clip fractions, whose updates are unknown, which has Lopti's passes, of unequal
-    sizes, or which holds a clip fraction: its bounds follow what rounding moves too, and every update clips as much.
+    Later updates are taken to have as many tokens as the first one.
+
+    Returns:
+        A row for each step, with the columns `floor_clipped` and `floor_tokens` of the first update, and
+        `later_clipped` and `later_tokens` of all later updates together. The table is empty if `_can_count_clipped` is
+        False.
     """
-    updates = run.schedule.updates_on_batch
-    tokens = keys.of_bins("floor/tokens", run.log.columns)
-    shares = {keys.CLIPPED_LOW, keys.CLIPPED_HIGH, keys.FLOOR_LOW, keys.FLOOR_HIGH}
-    is_logged = tokens and shares <= {*run.log.columns}
-    if not updates or run.schedule.passes or not is_logged or held_target(run) == CLIP_FRACTION:
+    token_keys = keys.find_bin_keys(f"{FIRST_MEASUREMENT}/tokens", run.log.columns)
+    if not _can_count_clipped(run, token_keys):
         return pandas.DataFrame(columns=["floor_clipped", "floor_tokens", "later_clipped", "later_tokens"])
-    of_update = run.log[tokens].sum(axis=1, min_count=1)
-    of_all = run.log[[keys.CLIPPED_LOW, keys.CLIPPED_HIGH]].sum(axis=1, min_count=2)
-    of_first = run.log[[keys.FLOOR_LOW, keys.FLOOR_HIGH]].sum(axis=1, min_count=2)
-    # verl logs the mean over the updates.
-    of_later = (of_all * updates - of_first).clip(lower=0)
+    updates = run.schedule.updates_on_batch
+    tokens_per_update = run.log[token_keys].sum(axis=1, min_count=1)
+    mean_share = run.log[[keys.CLIPPED_LOW, keys.CLIPPED_HIGH]].sum(axis=1, min_count=2)
+    first_share = run.log[[keys.FLOOR_LOW, keys.FLOOR_HIGH]].sum(axis=1, min_count=2)
+    # verl logs the mean of the updates' shares. Times their number, it is the sum of these shares.
+    sum_of_later_shares = (mean_share * updates - first_share).clip(lower=0)
     table = pandas.DataFrame(
         {
-            "floor_clipped": of_first * of_update,
-            "floor_tokens": of_update,
-            "later_clipped": of_later * of_update,
-            "later_tokens": (updates - 1) * of_update,
+            "floor_clipped": first_share * tokens_per_update,
+            "floor_tokens": tokens_per_update,
+            "later_clipped": sum_of_later_shares * tokens_per_update,
+            "later_tokens": (updates - 1) * tokens_per_update,
         }
     )
+    # Step 0 is a validation before the first training step.
     return table[table.index > 0].dropna()
 
 
-def recut_floor(run: Run) -> Clipped | None:
-    """Returns what the second measurement of the floor clipped; None if it was not made."""
-    tokens = keys.of_bins("floor_recut/tokens", run.log.columns)
-    if not tokens or not {keys.RECUT_LOW, keys.RECUT_HIGH} <= {*run.log.columns}:
-        return None
-    measured = run.log[[*tokens, keys.RECUT_LOW, keys.RECUT_HIGH]].dropna()
-    if measured.empty:
-        return None
-    # A run that was resumed measured it anew.
-    of_each = measured[tokens].sum(axis=1)
-    clipped = (measured[keys.RECUT_LOW] + measured[keys.RECUT_HIGH]) * of_each
-    return Clipped(float(clipped.sum()), float(of_each.sum()))
+def _can_count_clipped(run: Run, token_keys: list[str]) -> bool:
+    """Returns whether a run tells what its first and its later updates clipped.
+
+    Args:
+        run: the run.
+        token_keys: the keys under which it logged the tokens of the first update.
+    """
+    if not run.schedule.updates_on_batch:
+        return False
+    # The passes of Lopti are updates of unequal sizes.
+    if run.schedule.passes:
+        return False
+    # Bounds that hold a clip fraction let every update clip the same share, whatever moves the ratio.
+    if held_target(run) == CLIP_FRACTION:
+        return False
+    read = {keys.CLIPPED_LOW, keys.CLIPPED_HIGH, keys.FLOOR_LOW, keys.FLOOR_HIGH}
+    return bool(token_keys) and read <= set(run.log.columns)
 
 
-def floors_of(run: Run, table: pandas.DataFrame) -> list[Clipped]:
-    """Returns the floor over the steps of a table of `clipped_by_step` and, if it was made, its second measurement."""
-    first = Clipped(float(table.floor_clipped.sum()), float(table.floor_tokens.sum()))
-    second = recut_floor(run)
-    return [first] if second is None else [first, second]
+def measure_floors(run: Run, table: pandas.DataFrame) -> tuple[Clipped, Clipped | None]:
+    """Returns both measurements of a run's floor: what rounding clipped by each of them.
+
+    Args:
+        run: the run.
+        table: rows of `count_clipped_by_step`, over which the first measurement is summed.
+
+    Returns:
+        What the first updates clipped in these rows, and `sum_second_measurement`, which is of the whole run.
+    """
+    first = Clipped(clipped=float(table.floor_clipped.sum()), tokens=float(table.floor_tokens.sum()))
+    return first, sum_second_measurement(run)
+
+
+def sum_second_measurement(run: Run) -> Clipped | None:
+    """Returns what the second measurement of the floor clipped: a pass over the same rows in smaller micro-batches.
+
+    None if it was not made.
+    """
+    token_keys = keys.find_bin_keys(f"{SECOND_MEASUREMENT}/tokens", run.log.columns)
+    if not token_keys or not {keys.RECUT_LOW, keys.RECUT_HIGH} <= set(run.log.columns):
+        return None
+    # A run measures once after each start. The measurements after all its starts are added.
+    measurements = run.log[[*token_keys, keys.RECUT_LOW, keys.RECUT_HIGH]].dropna()
+    if measurements.empty:
+        return None
+    tokens = measurements[token_keys].sum(axis=1)
+    clipped = (measurements[keys.RECUT_LOW] + measurements[keys.RECUT_HIGH]) * tokens
+    return Clipped(clipped=float(clipped.sum()), tokens=float(tokens.sum()))
+
+
+def combine_measurements(first: Clipped, second: Clipped | None) -> Clipped:
+    """Returns one floor from its two measurements: the second where it exceeds the first, otherwise both together.
+
+    The second measurement is made once, so it has few tokens. Where it does not exceed the first, its own share would
+    say little.
+
+    Args:
+        first, second: from `measure_floors`.
+    """
+    if second is None:
+        return first
+    if exceeds(second, first):
+        return second
+    return Clipped(clipped=first.clipped + second.clipped, tokens=first.tokens + second.tokens)
+
+
+def count_later_clipped(table: pandas.DataFrame) -> Clipped:
+    """Returns what the later updates clipped in all rows of a table of `count_clipped_by_step`."""
+    return Clipped(clipped=float(table.later_clipped.sum()), tokens=float(table.later_tokens.sum()))
+
+
+def exceeds(counted: Clipped, reference: Clipped) -> bool:
+    """Returns whether `counted` clipped a larger share of its tokens than `reference`, by more than chance explains."""
+    chance = chance_of_as_many(counted.clipped, counted.tokens, reference.clipped, reference.tokens)
+    return chance < LEVEL
+
+
+def could_exceed(counted: Clipped, reference: Clipped) -> bool:
+    """Returns whether `counted` would exceed `reference` if `reference`, with as many tokens, had clipped none."""
+    return exceeds(counted, Clipped(clipped=0, tokens=reference.tokens))
 
 
 def held_target(run: Run) -> str | None:
@@ -93,50 +159,46 @@ def held_target(run: Run) -> str | None:
     return hold.get("target", CLIP_FRACTION) if hold else None
 
 
-def target_of_rounding(run: Run) -> float | None:
-    """Returns what the held target is where rounding alone moves the ratio, over all steps.
+def measure_target_of_rounding(run: Run) -> float | None:
+    """Returns the value that a run's held target has from rounding alone, while nothing has moved.
 
-    It is the larger of the floor's two measurements. None if the run holds no target or logged no floor.
+    It is the larger of the floor's two measurements. None if the run holds no target, or logged no finite floor.
     """
     target = held_target(run)
-    shares = {"floor": (keys.FLOOR_LOW, keys.FLOOR_HIGH), "floor_recut": (keys.RECUT_LOW, keys.RECUT_HIGH)}
     measured: list[float] = []
-    for floor, clipped in shares.items():
-        tokens = keys.of_bins(f"{floor}/tokens", run.log.columns)
-        squares = keys.of_bins(f"{floor}/squared_sum", run.log.columns)
-        if target == CLIP_FRACTION and {*clipped} <= {*run.log.columns}:
-            measured.append(float(run.log[[*clipped]].sum(axis=1, min_count=2).mean()))
-        if target == SECOND_MOMENT and tokens and squares:
-            measured.append(float(run.log[squares].sum().sum() / run.log[tokens].sum().sum()))
-    return max(measured, default=None)
+    if target == CLIP_FRACTION:
+        measured.append(_average_clip_fraction(run.log, keys.FLOOR_LOW, keys.FLOOR_HIGH))
+        measured.append(_average_clip_fraction(run.log, keys.RECUT_LOW, keys.RECUT_HIGH))
+    if target == SECOND_MOMENT:
+        measured.append(_average_squared_log_ratio(run.log, FIRST_MEASUREMENT))
+        measured.append(_average_squared_log_ratio(run.log, SECOND_MEASUREMENT))
+    return max((value for value in measured if math.isfinite(value)), default=None)
 
 
-def later_updates(table: pandas.DataFrame) -> Clipped:
-    """Returns what the later updates of a table of `clipped_by_step` clipped."""
-    return Clipped(float(table.later_clipped.sum()), float(table.later_tokens.sum()))
+def _average_clip_fraction(log: pandas.DataFrame, low: str, high: str) -> float:
+    """Returns the clip fraction of a measurement of the floor, averaged over the steps; NaN if it is not logged.
 
-
-def exceeds(first: Clipped, second: Clipped) -> bool:
-    """Returns whether a larger share of the first tokens was clipped, by a count that chance doesn't explain.
-
-    Tokens of a sequence are not independent, so the level is a small one.
+    Args:
+        log: a row for each step.
+        low, high: the keys of the shares that the measurement clips below and above the bounds.
     """
-    return chance_of_as_many(first.clipped, first.tokens, second.clipped, second.tokens) < LEVEL
+    if low not in log or high not in log:
+        return math.nan
+    return float((log[low] + log[high]).mean())
 
 
-def could_exceed(clipped: Clipped, floor: Clipped) -> bool:
-    """Returns whether a floor of as many tokens would be exceeded if none of them had been clipped."""
-    return exceeds(clipped, Clipped(0, floor.tokens))
+def _average_squared_log_ratio(log: pandas.DataFrame, measurement: str) -> float:
+    """Returns the mean squared log-ratio of the tokens that were measured in all steps; NaN if it is not logged.
 
-
-def joined(floors: Sequence[Clipped]) -> Clipped:
-    """Returns what both measurements of the floor clipped together, or the second one where it exceeds the first.
-
-    The second one is of few tokens, as it is made once: by itself it says little where it doesn't exceed the first.
+    Args:
+        log: a row for each step.
+        measurement: FIRST_MEASUREMENT or SECOND_MEASUREMENT.
     """
-    first, *others = floors
-    for second in others:
-        if exceeds(second, first):
-            return second
-        first = Clipped(first.clipped + second.clipped, first.tokens + second.tokens)
-    return first
+    token_keys = keys.find_bin_keys(f"{measurement}/tokens", log.columns)
+    square_keys = keys.find_bin_keys(f"{measurement}/squared_sum", log.columns)
+    measured = log[[*token_keys, *square_keys]].dropna()
+    if not token_keys or not square_keys or measured.empty:
+        return math.nan
+    squares = measured[square_keys].to_numpy(dtype=float)
+    tokens = measured[token_keys].to_numpy(dtype=float)
+    return float(squares.sum() / tokens.sum()) if tokens.sum() else math.nan

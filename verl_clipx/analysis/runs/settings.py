@@ -50,7 +50,7 @@ class Setting:
             name: the metric's name, without the bin.
         """
         logged_keys = {key for run in self.runs for key in run.log}
-        bin_keys = keys.of_bins(name, logged_keys)
+        bin_keys = keys.find_bin_keys(name, logged_keys)
         if any(self.mean(key).empty for key in bin_keys):
             return []
         return bin_keys

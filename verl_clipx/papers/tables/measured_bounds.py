@@ -57,7 +57,7 @@ def measured_bounds(log: DataFrame) -> MeasuredBounds:
     if missing:
         raise ValueError(f"the log has no {missing[0]}: give the metrics of a run with +{NODE}=acpo.")
     rows = log.dropna(subset=names)
-    tokens = rows[keys.of_bins("count", log)].sum(axis=1)
+    tokens = rows[keys.find_bin_keys("count", log)].sum(axis=1)
     average = (rows[keys.EPSILON_AVERAGE] * tokens).sum() / tokens.sum()
     bounds = MeasuredBounds(float(rows[keys.EPSILON_HIGHEST].max()), float(average))
     if not (math.isfinite(bounds.highest) and math.isfinite(bounds.average)):
