@@ -406,3 +406,27 @@ def test_a_damaged_or_another_checkpoint_is_one_error_with_its_folder(tmp_path, 
     damage(damaged)
     done = CliRunner(env={"COLUMNS": "999"}).invoke(app, ["recompute", str(run), str(damaged)], catch_exceptions=False)
     assert done.exit_code == 1 and str(damaged) in done.output
+
+
+def test_weights_that_the_tokens_cannot_tell_apart_are_told_from_the_next_ones():
+    remaining = [
+        recompute.Distance(checkpoint=name, version=None, mean=0.0, most=0.0, remains=True, responses=5)
+        for name in ("first", "second")
+    ]
+    next_one = recompute.Distance(checkpoint="third", version=None, mean=0.1, most=0.2, remains=False, responses=0)
+    group_answer = recompute.GroupAnswer(
+        step=1,
+        version=None,
+        tokens=9,
+        precision="bfloat16",
+        announced=None,
+        distances=(*remaining, next_one),
+        same=True,
+        responses=5,
+        unexplained=0,
+        shift=None,
+    )
+    before_next, _, after = recompute.say(group_answer).partition("; the next are third (")
+    assert "first (" in before_next and "or second (" in before_next
+    assert "can't tell these weights apart: in bfloat16 they are one, so that no step" in before_next
+    assert after == "0.1 nats away on average, 99 % of the tokens within 0.2)."

@@ -19,8 +19,8 @@ from verl_clipx.analysis.recompute.sampler import (
     UNROUNDED,
     Judgement,
     Scores,
+    fit_temperature_changes,
     judge,
-    temperature_changes,
 )
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.run import Run
@@ -31,8 +31,9 @@ from verl_clipx.run.run_files import STEP_FOLDER
 from verl_clipx.run.trace_format import read_shards
 
 Group = tuple[int, int | None]
-"""What is judged together: a training step, and the version of the weights that the trace says sampled; None if it
-doesn't say."""
+"""The responses that are judged together: those of a training step that were sampled by one version of the weights.
+
+A pair of the step and of the version, which is None if the trace does not say it."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class TracedResponse(NamedTuple):
 
     Args:
         tokens: the prompt and the response, up to the response's last traced token.
-        places: the indices of the traced tokens among `tokens`: of those that the policy sampled and was trained on.
+        places: the indices among `tokens` of the traced tokens, which the policy sampled and was trained on.
         log_probs: the sampler's log-probabilities of the traced tokens, in nats.
     """
 
@@ -103,7 +104,7 @@ class Distance:
     Args:
         checkpoint: the path of the checkpoint.
         version: the version of its weights, as its path says it; None if the path doesn't.
-        mean: the mean of the absolute differences, after the shift of the answer is taken out.
+        mean: the mean of the absolute differences, without those that the answer's `shift` explains.
         most: the 99 % quantile of these differences.
         remains: whether the sampler may have used this checkpoint for all responses: it is as near as the precision
             allows, and it is not farther than the nearest checkpoint by more than chance explains.
@@ -131,10 +132,10 @@ class GroupAnswer:
         step: the training step.
         version: the version of the weights that the trace says sampled the responses; None if it doesn't say.
         tokens: how many traced tokens the responses have.
-        precision: of the sampler, as far as its log-probabilities show it.
+        precision: the precision of the sampler's weights, as far as its log-probabilities show it.
         announced: the run's `rollout.dtype`; None if unknown.
-        distances: those of all checkpoints at that precision: first the ones that remain, then those that explain most
-            responses, then the nearest.
+        distances: the distance of every checkpoint at that precision. The checkpoints that remain come first, then
+            those that explain more responses, then the nearer ones.
         same: whether several checkpoints remain, and all of them give the same log-probabilities in bfloat16.
         responses: how many different responses there are. Copies with the same tokens count once.
         unexplained: how many of them no checkpoint explains.
@@ -164,7 +165,7 @@ class GroupAnswer:
 
     @property
     def is_rounded(self) -> bool:
-        """Whether the sampler rounds its weights although the configuration says that it does not."""
+        """Whether the sampler rounds its weights to bfloat16 although the configuration says that it does not."""
         return self.announced in UNROUNDED and self.precision == BFLOAT16 and bool(self.remaining)
 
     @property
@@ -290,8 +291,8 @@ def score_with_checkpoint(
         for weight in model.parameters():
             weight.data = weight.to(getattr(torch, precision))
         for group, responses in groups.items():
-            of_responses = [score(model, response, distribution) for response in responses]
-            scored[group].append(numpy.concatenate(of_responses, axis=1))
+            scored_responses = [score(model, response, distribution) for response in responses]
+            scored[group].append(numpy.concatenate(scored_responses, axis=1))
     return scored
 
 
@@ -340,7 +341,7 @@ def truncate(logits: torch.Tensor, distribution: ScoredDistribution) -> torch.Te
 
 
 def join_scores(responses: Sequence[TracedResponse], scored: Sequence[numpy.ndarray]) -> Scores:
-    """Puts what the sampler recorded of a group and what the checkpoints give it into one `Scores`.
+    """Returns the log-probabilities of a group as one `Scores`: the sampler's, and those that the checkpoints give.
 
     Args:
         responses: the group's responses, in the order in which they were scored.
@@ -348,9 +349,9 @@ def join_scores(responses: Sequence[TracedResponse], scored: Sequence[numpy.ndar
             arrays of a checkpoint are adjacent, in the order of PRECISIONS.
     """
     lengths = numpy.array([len(response.log_probs) for response in responses])
-    quantities, tokens = scored[0].shape
-    by_checkpoint = numpy.array(scored).reshape(-1, len(PRECISIONS), quantities, tokens)
-    # Each is (checkpoints, 2, tokens).
+    rows, tokens = scored[0].shape
+    by_checkpoint = numpy.array(scored).reshape(-1, len(PRECISIONS), rows, tokens)
+    # Both are (checkpoints, 2, tokens).
     in_float32 = by_checkpoint[:, PRECISIONS.index(FLOAT32)]
     in_bfloat16 = by_checkpoint[:, PRECISIONS.index(BFLOAT16)]
     return Scores(
@@ -374,14 +375,14 @@ def _judge_group(
 
     Args:
         group: the group.
-        scores: from the sampler and the checkpoints.
+        scores: the log-probabilities that the sampler recorded and that the checkpoints give.
         announced: the sampler's precision according to the configuration; None if unknown.
         checkpoints: the paths of the checkpoints, in the order of the scores.
-        temperature: that of the distribution with which the checkpoints were scored.
+        temperature: the temperature at which the checkpoints were scored.
     """
     judgement = judge(scores, announced)
     distances = [_find_distance(path, judgement, index, len(scores.starts)) for index, path in enumerate(checkpoints)]
-    # False sorts before True.
+    # False sorts before True, so that the remaining checkpoints come first.
     distances.sort(key=lambda distance: (not distance.remains, -distance.responses, distance.mean))
     rounded_of_remaining = scores.rounded[judgement.remains]
     # Checkpoints with the same log-probabilities in bfloat16 can't be told apart there.
@@ -429,25 +430,26 @@ def _find_distance(path: str, judgement: Judgement, index: int, responses: int) 
 def _say_shift(judgement: Judgement, scores: Scores, temperature: float) -> str | None:
     """Says how the sampler's distribution differs from the expected one; None if the two agree.
 
-    The text ends a sentence such as "sampled in float32 from A".
+    The text is a clause that follows "sampled in float32 from A, ".
 
     Args:
-        judgement: of the same scores.
-        scores: of the responses under each checkpoint.
-        temperature: that at which the checkpoints were scored. It is 1 for a sampler that records raw
+        judgement: the judgement of `scores`.
+        scores: the log-probabilities that the sampler recorded and that the checkpoints give.
+        temperature: the temperature at which the checkpoints were scored. It is 1 for a sampler that records raw
             log-probabilities, whatever is configured.
     """
     if judgement.shift is None:
         return None
     if judgement.shift == LEFT_OUT:
         return (
-            "with tokens left out, as top_p and top_k do, unlike the configuration: the log-probabilities of the "
-            "others are raised, and none is lowered"
+            "with tokens left out as by top_p or top_k, unlike the configuration: the log-probabilities of the others "
+            "are raised, and none is lowered"
         )
-    # A shift is no explanation by parts, so a checkpoint remains. If several do, the first one is taken.
+    # Another temperature is never an explanation by parts, so a checkpoint remains. If several do, the first is taken.
     first_remaining = int(numpy.flatnonzero(judgement.remains)[0])
-    log_inverse_change = temperature_changes(scores)[first_remaining]
-    sampled_at = temperature * numpy.exp(-log_inverse_change)
+    change_of_log_inverse = fit_temperature_changes(scores)[first_remaining]
+    # log(1 / sampled_at) = log(1 / temperature) + the change
+    sampled_at = temperature * numpy.exp(-change_of_log_inverse)
     return f"with log-probabilities at a temperature of about {sampled_at:.4g} instead of {temperature:g}"
 
 
@@ -466,13 +468,13 @@ def say(answer: GroupAnswer) -> str:
     text = f"{head}: {_begin_sentence(answer)} {answer.precision} from {remaining}"
     if answer.shift is not None:
         text += f", {answer.shift}"
+    if len(answer.remaining) > 1:
+        text += "; the tokens can't tell these weights apart"
+    if answer.same:
+        text += ": in bfloat16 they are one, so that no step between them reached the sampler"
     others = [distance for distance in answer.distances if not distance.remains]
     if others:
         text += f"; the next are {others[0]}"
-    if len(answer.remaining) > 1:
-        text += ", which these tokens can't tell apart"
-    if answer.same:
-        text += ": in bfloat16 they are one, so that no step between them reached the sampler"
     if answer.is_rounded:
         text += f". {ROLLOUT_PRECISION} says {answer.announced}"
     return f"{text}."
@@ -506,4 +508,5 @@ def _say_shares(answer: GroupAnswer) -> str:
 
 
 def _say_share(responses: int, total: int) -> str:
+    """Says which share some of the responses are of all, and how many they are."""
     return f"{percent(responses / total)} of the responses ({responses} of {total})"

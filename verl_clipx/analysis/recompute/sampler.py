@@ -1,9 +1,10 @@
-"""Judges from log-probabilities which weights a sampler answered from, at which precision, and what shifted them.
+"""Judges from log-probabilities which weights a sampler used, at which precision, and what shifted its distribution.
 
-A function here takes arrays of numbers alone: what a sampler recorded of its tokens, and what checkpoints give them.
+The functions here take only arrays: the log-probabilities that a sampler recorded of its tokens, and those that
+checkpoints give the same tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy
@@ -13,37 +14,41 @@ from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_inte
 FLOAT32 = "float32"
 BFLOAT16 = "bfloat16"
 PRECISIONS = (FLOAT32, BFLOAT16)
-# Where tokens left out raise log-probabilities by so much that rounding would not show.
+# The precision in a judgement if it cannot be seen: tokens left out raise log-probabilities by so much that rounding
+# would not show.
 EITHER = "float32 or bfloat16"
 # How configurations write precisions that do not round weights.
 UNROUNDED = ("float32", "fp32", "float64")
-# What two passes in float32 differ by at most, in nats: on average, and for 99 % of the tokens.
+# How far two passes in float32 are apart at most, in nats: on average, and for 99 % of the tokens.
 MEAN_LIMIT = 1e-4
 QUANTILE_LIMIT = 1e-3
 LIMITS = numpy.array([MEAN_LIMIT, QUANTILE_LIMIT])
-# Two engines that round to bfloat16 differ by √2 of what rounding does to these tokens. They may differ by this much.
+# Two engines that round to bfloat16 differ by √2 times what rounding changes. They may differ by this many times that.
 ENGINES_APART = 2.0
+# How often the responses are drawn anew for a bootstrap.
 REPLICATES = 200
 # If rounding changes a response by this much on average, in nats, a sampler that rounds can't be exact by chance.
 ROUNDING_SEEN = 10 * MEAN_LIMIT
-# A response is of other weights if more of its tokens are nearer to these than √tokens times half of this explains.
+# A response is of other weights if the number of its tokens that are nearer to these, minus the number of those that
+# are not, exceeds this many standard deviations of what chance gives. A standard deviation is √tokens.
 SIGN_LIMIT = 5.0
-# Leaving tokens out raises the others' log-probabilities: the rises are this many times as large as the falls.
+# Leaving tokens out raises the others' log-probabilities: the rises are at least this many times as large as the falls.
 ONE_SIDED = 10.0
-# Another temperature leaves less than this share of the distances unexplained.
+# Another temperature explains the distances if it leaves at most this share of them.
 UNEXPLAINED = 0.1
-# With fewer tokens a temperature can be found that explains anything.
+# For fewer tokens than this, some temperature fits any log-probabilities.
 FEWEST_TOKENS = 20
 # Two engines that round have the rounded weights in common, so that their errors have at least this correlation.
 ROUNDED_ALIKE = 0.3
 
+# How a sampler's distribution may differ from the configured one.
 LEFT_OUT = "tokens left out"
 TEMPERATURE = "another temperature"
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a sampler recorded of some responses' tokens, and what checkpoints give these.
+    """The log-probabilities of some responses' tokens: those that a sampler recorded, and those under checkpoints.
 
     Args:
         sampled: the sampler's log-probabilities, (tokens,), in nats.
@@ -65,12 +70,12 @@ class Scores:
         return numpy.diff([*self.starts, len(self.sampled)])
 
     def by_response(self, values: numpy.ndarray) -> numpy.ndarray:
-        """Returns the mean of (checkpoints, tokens) over each response's tokens, (checkpoints, responses)."""
+        """Returns the means over each response's tokens, (checkpoints, responses), of values (checkpoints, tokens)."""
         return numpy.add.reduceat(values, self.starts, axis=1) / self.lengths
 
 
 def has_tokens(_: int, tokens: numpy.ndarray) -> bool:
-    """Returns whether any token is chosen: most explanations can hold for any checkpoint and any tokens."""
+    """Returns whether any token is marked: most explanations can be true of any checkpoint and of any tokens."""
     return bool(tokens.any())
 
 
@@ -84,9 +89,9 @@ class Explanation:
         limits: what the mean and the 99 % quantile of a checkpoint's distances may be at most, (checkpoints, 2).
         response_limits: what the mean of a response's distances may be at most, (checkpoints, responses).
         shift: LEFT_OUT or TEMPERATURE; None if the sampler's distribution is as configured.
-        holds: returns whether the explanation can be true of a checkpoint, by its number, and of some tokens, which are
-            marked by (tokens,) booleans.
-        parts: whether it is also tried where the responses are of several checkpoints.
+        can_hold: returns whether the explanation can be true of a checkpoint, by its number, and of some tokens, which
+            are marked by (tokens,) booleans.
+        tried_by_parts: whether it may also explain only some of the responses by each checkpoint.
     """
 
     precision: str
@@ -94,8 +99,8 @@ class Explanation:
     limits: numpy.ndarray
     response_limits: numpy.ndarray
     shift: str | None = None
-    holds: Callable[[int, numpy.ndarray], bool] = has_tokens
-    parts: bool = True
+    can_hold: Callable[[int, numpy.ndarray], bool] = has_tokens
+    tried_by_parts: bool = True
 
 
 @dataclass(frozen=True)
@@ -103,11 +108,13 @@ class Judgement:
     """Which checkpoints the sampler may have answered from.
 
     Args:
-        precision: the sampler's, as far as its log-probabilities show it: one of PRECISIONS, or EITHER.
+        precision: the precision of the sampler's weights, as far as its log-probabilities show it: one of PRECISIONS,
+            or EITHER.
         shift: as for `Explanation`.
-        distances: those of the explanation, (checkpoints, tokens).
+        distances: the distances of the explanation that was taken, (checkpoints, tokens).
         remains: whether all responses may be of a checkpoint, (checkpoints,).
-        parts: for several checkpoints that explain the responses together, which each explains: (responses,) booleans.
+        parts: if several checkpoints explain the responses together: from the number of each to which of the responses
+            it explains, (responses,) booleans. Otherwise empty.
         unexplained: whether none of the checkpoints explains a response, (responses,); all False if one remains.
     """
 
@@ -122,8 +129,9 @@ class Judgement:
 def judge(scores: Scores, announced: str | None) -> Judgement:
     """Judges which checkpoints explain the sampler's log-probabilities.
 
-    One checkpoint at full precision explains them best, then several, then a shift of the sampler's distribution, and
-    rounding last: a shift is smaller than what rounding may do, and must not pass for it.
+    The first explanation that holds for all responses is taken: float32 as configured, then tokens left out, then
+    another temperature, and bfloat16 last. A shift of the distribution is smaller than what rounding may do, so it must
+    not pass for rounding. Under each explanation, a single checkpoint is tried before several.
 
     Args:
         scores: the log-probabilities.
@@ -137,11 +145,11 @@ def judge(scores: Scores, announced: str | None) -> Judgement:
     for explanation in explanations:
         remains = find_remaining(scores, explanation)
         if remains.any():
-            return _judgement(scores, explanation, remains)
+            return _conclude(scores, explanation, remains)
         parts = find_parts(scores, explanation)
         if len(parts) > 1 and find_explained(parts, scores).all():
-            return _judgement(scores, explanation, remains, parts)
-    # None explains all of the responses. The one that explains most tokens is taken, the first of equals.
+            return _conclude(scores, explanation, remains, parts)
+    # No explanation holds for all responses. The one that explains most tokens is taken, the first of equals.
     none_remains = numpy.zeros(len(scores.exact), dtype=bool)
     best = exact
     best_parts: dict[int, numpy.ndarray] = {}
@@ -153,10 +161,10 @@ def judge(scores: Scores, announced: str | None) -> Judgement:
             best = explanation
             best_parts = parts
             most_tokens = explained_tokens
-    return _judgement(scores, best, none_remains, best_parts)
+    return _conclude(scores, best, none_remains, best_parts)
 
 
-def _judgement(
+def _conclude(
     scores: Scores,
     explanation: Explanation,
     remains: numpy.ndarray,
@@ -171,6 +179,7 @@ def _judgement(
         parts: as for `Judgement`; None if a checkpoint explains all responses.
     """
     parts = parts or {}
+    # A checkpoint that remains explains every response.
     explained = find_explained(parts, scores) | remains.any()
     precision = explanation.precision
     if explanation.shift == LEFT_OUT:
@@ -203,8 +212,8 @@ def find_explained(parts: dict[int, numpy.ndarray], scores: Scores) -> numpy.nda
 def shows_no_rounding(scores: Scores, checkpoint: int) -> bool:
     """Returns whether the sampler can be seen not to round, although tokens left out raise its log-probabilities.
 
-    Rounding would lower about half of them. Where it is larger than the rise, they would fall all the same, by more
-    than two passes in float32 differ.
+    Rounding would lower about half of them. Where it is larger than the rise, it would make them fall. If these falls
+    would be larger than two passes in float32 differ, they would show. So a sampler without falls does not round.
     """
     rises = numpy.maximum(scores.sampled - scores.exact[checkpoint], 0)
     rounding = numpy.abs(scores.rounded[checkpoint] - scores.exact[checkpoint])
@@ -228,7 +237,7 @@ def explain_left_out(scores: Scores) -> Explanation:
     """Returns the explanation that the sampler left tokens out, as top_p and top_k do, unlike its configuration.
 
     The probabilities of the tokens that it kept are divided by their sum, so that each log-probability rises, by an
-    amount that the trace doesn't say. None falls: the distances are what fell all the same.
+    amount that the trace doesn't say. None should fall. The distances are the falls that there are all the same.
     """
     exact = explain_exact(scores)
     difference = scores.sampled - scores.exact
@@ -245,18 +254,18 @@ def explain_left_out(scores: Scores) -> Explanation:
         limits=exact.limits,
         response_limits=exact.response_limits,
         shift=LEFT_OUT,
-        holds=is_one_sided,
+        can_hold=is_one_sided,
     )
 
 
 def explain_temperature(scores: Scores) -> Explanation:
     """Returns the explanation that the sampler's temperature was nearly, but not quite, the configured one.
 
-    The distances are what the temperature that fits a checkpoint best leaves. It may leave a small part of what it
-    explains. No response may be left over, so that it can't be an explanation by parts.
+    The distances are those that remain under the temperature that fits a checkpoint best. They may be UNEXPLAINED of
+    the distances without it. The temperature is fitted to all responses, so it can't be an explanation by parts.
     """
     difference = scores.sampled - scores.exact
-    changes = temperature_changes(scores)
+    changes = fit_temperature_changes(scores)
     remaining = numpy.abs(difference - changes[:, None] * scores.slopes)
 
     def has_enough_tokens(_: int, tokens: numpy.ndarray) -> bool:
@@ -266,15 +275,15 @@ def explain_temperature(scores: Scores) -> Explanation:
     return Explanation(
         precision=FLOAT32,
         distances=remaining,
-        limits=UNEXPLAINED * _sizes(numpy.abs(difference)),
+        limits=UNEXPLAINED * _means_and_quantiles(numpy.abs(difference)),
         response_limits=numpy.zeros((len(scores.exact), len(scores.starts))),
         shift=TEMPERATURE,
-        holds=has_enough_tokens,
-        parts=False,
+        can_hold=has_enough_tokens,
+        tried_by_parts=False,
     )
 
 
-def temperature_changes(scores: Scores) -> numpy.ndarray:
+def fit_temperature_changes(scores: Scores) -> numpy.ndarray:
     """Returns, for each checkpoint, which change of the logarithm of the inverse temperature fits the responses best.
 
     Returns:
@@ -288,9 +297,9 @@ def temperature_changes(scores: Scores) -> numpy.ndarray:
 def explain_rounded(scores: Scores) -> Explanation:
     """Returns the explanation that the sampler used the weights in bfloat16, and is else as configured.
 
-    The distances of a checkpoint are those to its log-probabilities with rounded weights, or to those with exact ones
-    where these are nearer on average, as to a sampler whose kernels round in another order. Either way they may be as
-    large as what rounding does.
+    The distances of a checkpoint are those to its log-probabilities with rounded weights. If those with exact weights
+    are nearer on average, as for a sampler whose kernels round in another order, they are taken instead. Either way,
+    the distances may be ENGINES_APART times as large as what rounding changes.
     """
     to_exact = numpy.abs(scores.exact - scores.sampled)
     to_rounded = numpy.abs(scores.rounded - scores.sampled)
@@ -299,7 +308,7 @@ def explain_rounded(scores: Scores) -> Explanation:
     return Explanation(
         precision=BFLOAT16,
         distances=numpy.where(exact_is_nearer, to_exact, to_rounded),
-        limits=numpy.maximum(ENGINES_APART * _sizes(rounding), LIMITS),
+        limits=numpy.maximum(ENGINES_APART * _means_and_quantiles(rounding), LIMITS),
         response_limits=numpy.maximum(ENGINES_APART * scores.by_response(rounding), MEAN_LIMIT),
     )
 
@@ -307,8 +316,9 @@ def explain_rounded(scores: Scores) -> Explanation:
 def may_round(scores: Scores, exact: Explanation, announced: str | None) -> bool:
     """Returns whether the sampler may have rounded its weights.
 
-    It has not if a response that rounding would change is exact. Where the configuration says that it does not round,
-    its errors must also correlate with those of rounding: a small shift of its distribution makes errors as large.
+    It did not round if a response that rounding would change is exact. If the configuration says that it does not
+    round, its errors must also correlate with those of rounding, because a small shift of its distribution makes errors
+    that are as large.
 
     Args:
         scores: the log-probabilities.
@@ -330,59 +340,64 @@ def may_round(scores: Scores, exact: Explanation, announced: str | None) -> bool
 
 
 def find_remaining(scores: Scores, explanation: Explanation) -> numpy.ndarray:
-    """Returns, for each checkpoint, whether an explanation lets all responses be of this one, (checkpoints,) booleans.
+    """Returns for each checkpoint whether all responses may be of it under an explanation, (checkpoints,) booleans.
 
-    Its distances must be within the limits, and no larger than those of the nearest checkpoint by more than chance
-    explains. And no response may be of another checkpoint for sure.
+    Its distances must be within the limits, and must not exceed those of the nearest checkpoint by more than chance
+    explains. And there must be no response that it certainly did not sample.
     """
-    sizes = _sizes(explanation.distances)
-    within_limits = (sizes <= explanation.limits).all(1)
+    means_and_quantiles = _means_and_quantiles(explanation.distances)
+    within_limits = (means_and_quantiles <= explanation.limits).all(1)
     every_token = numpy.ones(len(scores.sampled), dtype=bool)
-    can_hold = [explanation.holds(checkpoint, every_token) for checkpoint in range(len(sizes))]
+    can_hold = [explanation.can_hold(checkpoint, every_token) for checkpoint in range(len(within_limits))]
     fits = within_limits & numpy.array(can_hold)
     if not fits.any():
         return fits
-    nearest = numpy.where(fits, sizes[:, 0], numpy.inf).argmin()
+    means = means_and_quantiles[:, 0]
+    nearest = numpy.where(fits, means, numpy.inf).argmin()
     # Compared by response, since the tokens of a response are not independent of each other.
     sums_by_response = numpy.add.reduceat(explanation.distances, scores.starts, axis=1)
-    is_farther = [_exceeds(sums - sums_by_response[nearest]) for sums in sums_by_response]
+    is_farther = [_is_above_zero(sums - sums_by_response[nearest]) for sums in sums_by_response]
     is_contradicted = find_contradicted(scores, explanation.distances).any(1)
     return fits & ~numpy.array(is_farther) & ~is_contradicted
 
 
 def find_contradicted(scores: Scores, distances: numpy.ndarray) -> numpy.ndarray:
-    """Returns which responses a checkpoint did not sample for sure, since another one is nearer to more of the tokens.
+    """Returns which responses each checkpoint certainly did not sample.
 
-    Chance alone makes at most half of a response's tokens nearer to weights that did not sample them. The surplus over
-    the half must exceed what chance explains.
+    Another checkpoint is nearer to so many tokens of such a response that chance does not explain it. Chance makes at
+    most half of a response's tokens nearer to weights that did not sample them. So the number of tokens that are nearer
+    to the other checkpoint, minus the number of those nearer to this one, must exceed SIGN_LIMIT standard deviations.
 
     Args:
         scores: the log-probabilities.
-        distances: between sampler and checkpoint, (checkpoints, tokens).
+        distances: between sampler and checkpoint, in nats, (checkpoints, tokens).
 
     Returns:
         (checkpoints, responses) booleans.
     """
     contradicted = numpy.zeros((len(distances), len(scores.starts)), dtype=bool)
     for checkpoint, own_distances in enumerate(distances):
-        # Against each checkpoint and for each token: 1 if that one is nearer, -1 if this one is.
+        # For every other checkpoint and every token: 1 if the other is nearer, -1 if this one is, 0 if neither is.
         signs = numpy.sign(own_distances - distances)
-        surplus = numpy.add.reduceat(signs, scores.starts, axis=1)
-        # Tokens at equal distances say nothing.
-        unequal = numpy.add.reduceat(numpy.abs(signs), scores.starts, axis=1)
-        contradicted[checkpoint] = (surplus > SIGN_LIMIT * numpy.sqrt(unequal)).any(0)
+        # For every other checkpoint and every response, (checkpoints, responses).
+        excess_of_nearer = numpy.add.reduceat(signs, scores.starts, axis=1)
+        # Tokens at equal distances say nothing, so they don't count.
+        unequal_tokens = numpy.add.reduceat(numpy.abs(signs), scores.starts, axis=1)
+        contradicts = excess_of_nearer > SIGN_LIMIT * numpy.sqrt(unequal_tokens)
+        # One other checkpoint that contradicts is enough.
+        contradicted[checkpoint] = contradicts.any(axis=0)
     return contradicted
 
 
 def find_parts(scores: Scores, explanation: Explanation) -> dict[int, numpy.ndarray]:
-    """Returns checkpoints that explain as many responses as possible, and which of them each explains.
+    """Returns checkpoints that together explain many responses, and which of the responses each of them explains.
 
     They are chosen one after the other: next comes the checkpoint that explains most of the responses that are left.
 
     Returns:
         From the number of a checkpoint to (responses,) booleans; empty if the explanation is not tried by parts.
     """
-    if not explanation.parts:
+    if not explanation.tried_by_parts:
         return {}
     # Which responses each checkpoint may explain, of those that are left, (checkpoints, responses).
     explains = scores.by_response(explanation.distances) <= explanation.response_limits
@@ -392,24 +407,24 @@ def find_parts(scores: Scores, explanation: Explanation) -> dict[int, numpy.ndar
         checkpoint = int(explains.sum(1).argmax())
         responses = explains[checkpoint].copy()
         tokens = numpy.repeat(responses, scores.lengths)
-        if explanation.holds(checkpoint, tokens):
+        if explanation.can_hold(checkpoint, tokens):
             parts[checkpoint] = responses
             explains[:, responses] = False
+        # Each checkpoint is considered once.
         explains[checkpoint] = False
     return parts
 
 
-def _sizes(distances: numpy.ndarray) -> numpy.ndarray:
+def _means_and_quantiles(distances: numpy.ndarray) -> numpy.ndarray:
     """Returns the mean and the 99 % quantile of each checkpoint's distances, (checkpoints, 2)."""
     return numpy.stack([distances.mean(1), numpy.quantile(distances, 0.99, axis=1)], axis=1)
 
 
-def _exceeds(values: Sequence[float]) -> bool:
-    """Returns whether values of responses are above 0 on average by more than chance explains.
+def _is_above_zero(values: numpy.ndarray) -> bool:
+    """Returns whether values of responses are above 0 on average, by more than chance explains.
 
-    Of fewer than FEWEST_UNITS responses nothing can be told, and it is False.
+    False for fewer than FEWEST_UNITS responses, of which nothing can be told.
     """
-    values = numpy.asarray(values)
     if len(values) < FEWEST_UNITS:
         return False
     interval = percentile_interval(values[resamples(len(values), REPLICATES)].mean(1))
