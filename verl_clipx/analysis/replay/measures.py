@@ -30,13 +30,12 @@ LOST = "lost"
 
 @dataclass(frozen=True)
 class Replay:
-    """A setting on the traced tokens of a step.
+    """What a setting does to the traced tokens of a step.
 
     Args:
-        label: the setting's.
+        label: the setting's label.
         exact: whether the trace has every token of the step's updates.
-        numbers: name to number: the metrics, means over the updates as training logs them; `clip_fraction` and
-            `positive_share`; `cosine` and `norm_ratio` of F * A over all tokens against the run's.
+        numbers: from a name to its number, as `combine_updates` returns them.
         tokens: a row for each token of all updates: what the setting does to it, whether it `counts`, and `change`,
             which is empty, REGAINED or LOST.
         against_run: for the run's own setting, the largest difference of a bound from the one that the run trained
@@ -61,51 +60,60 @@ class Replay:
         return {side: tuple(map(float, ends[side])) for side in ends}
 
 
-def replay(label: str, settings: Settings, own: Settings | None, updates: Sequence[TracedTokens]) -> Replay:
+def replay(label: str, settings: Settings, run_settings: Settings | None, updates: Sequence[TracedTokens]) -> Replay:
     """Applies a loss to the tokens of a step's updates.
 
     Args:
-        own: the run's own settings, or None if unknown.
-        updates: those of one step, at least one.
+        label: what the replay is called.
+        settings: the settings of the loss.
+        run_settings: the settings that the run trained with; None if unknown.
+        updates: the updates of one step, at least one.
 
     Raises:
-        ValueError: the trace lacks what the loss needs; names it.
+        ValueError: the trace lacks what the loss needs; the message names it.
     """
     for update in updates:
-        reason = why_refused(settings, own, update)
+        reason = why_refused(settings, run_settings, update)
         if reason:
             raise ValueError(f"{label}: {reason}")
-    losses = [apply_to(settings, own, update, update.batch) for update in updates]
-    tokens = [_tokens(loss, update) for loss, update in zip(losses, updates, strict=True)]
-    whole = all(update.whole for update in updates)
-    batches = [update.batch for update in updates]
-    numbers = over_updates(list(map(measures, losses, batches)))
-    rows_by_prompt = [_rows_by_prompt(batch) for batch in batches]
+    measured: list[dict[str, float]] = []
+    tokens: list[pandas.DataFrame] = []
+    for update in updates:
+        loss = apply_to(settings, run_settings, update, update.batch)
+        measured.append(measure_update(loss, update.batch))
+        tokens.append(_add_effects(loss, update))
+    sequences_by_prompt = [_find_sequences_by_prompt(update.batch) for update in updates]
 
-    def measure(drawn: Sequence[numpy.ndarray]) -> dict[str, float]:
-        """Return the numbers of the prompts that were drawn for each update."""
-        of_updates = []
-        for update, batch, rows, prompts in zip(updates, batches, rows_by_prompt, drawn, strict=True):
-            resample = batch.rows(torch.cat([rows[prompt] for prompt in prompts]))
-            loss = apply_to(settings, own, update, resample)
-            of_updates.append(measures(loss, resample))
-        return over_updates(of_updates)
+    def measure(drawn_prompts: Sequence[numpy.ndarray]) -> dict[str, float]:
+        """Return the numbers over drawn prompts; `drawn_prompts` has, for each update, the indices of its prompts.
 
-    prompts = [] if whole else [len(rows) for rows in rows_by_prompt]
+        An index may occur several times.
+        """
+        measured: list[dict[str, float]] = []
+        for update, sequences, prompts in zip(updates, sequences_by_prompt, drawn_prompts, strict=True):
+            resample = update.batch.rows(torch.cat([sequences[prompt] for prompt in prompts]))
+            loss = apply_to(settings, run_settings, update, resample)
+            measured.append(measure_update(loss, resample))
+        return combine_updates(measured)
+
+    is_whole = all(update.whole for update in updates)
+    # Without counts of prompts there are no intervals: the numbers are exact.
+    prompt_counts = [] if is_whole else [len(sequences) for sequences in sequences_by_prompt]
     against_run = None
-    if is_run_loss(settings, own):
-        against_run = float(numpy.max([*map(_against, tokens, updates)]))
+    if is_run_loss(settings, run_settings):
+        differences = [_find_largest_difference(*pair) for pair in zip(tokens, updates, strict=True)]
+        against_run = float(numpy.max(differences))
     return Replay(
         label=label,
-        exact=whole,
-        numbers=with_intervals(numbers, prompts, measure),
+        exact=is_whole,
+        numbers=with_intervals(combine_updates(measured), prompt_counts, measure),
         tokens=pandas.concat(tokens, ignore_index=True),
         against_run=against_run,
     )
 
 
-def _rows_by_prompt(batch: TokenBatch) -> list[torch.Tensor]:
-    """Returns the numbers of each prompt's sequences, int64, by the prompt's number."""
+def _find_sequences_by_prompt(batch: TokenBatch) -> list[torch.Tensor]:
+    """Returns the indices of each prompt's sequences in a batch, int64, in the order of the prompts' numbers."""
     prompts = range(int(batch.prompt.max()) + 1)
     return [(batch.prompt == prompt).nonzero()[:, 0] for prompt in prompts]
 
@@ -114,14 +122,20 @@ def describe_run(updates: Sequence[TracedTokens]) -> Replay:
     """Returns what the trace says of the run itself, in the form of a replay."""
     table = pandas.concat([update.table for update in updates], ignore_index=True)
     tokens = table.assign(change="", counts=is_counted(table))
-    whole = all(update.whole for update in updates)
-    numbers = numbers_of_run([update.table for update in updates], whole=whole)
+    is_whole = all(update.whole for update in updates)
+    numbers = numbers_of_run([update.table for update in updates], whole=is_whole)
+    # These compare a setting with the run.
     numbers |= {"cosine": Number(1.0), "norm_ratio": Number(1.0)}
-    return Replay(label="the run, as traced", exact=whole, numbers=numbers, tokens=tokens)
+    return Replay(label="the run, as traced", exact=is_whole, numbers=numbers, tokens=tokens)
 
 
-def measures(loss: LossOnTokens, batch: TokenBatch) -> dict[str, float]:
-    """Returns the metrics of a loss on an update, and the sums behind cosine and norm ratio."""
+def measure_update(loss: LossOnTokens, batch: TokenBatch) -> dict[str, float]:
+    """Returns the metrics of a loss on an update, and the sums from which `combine_updates` computes further numbers.
+
+    Args:
+        loss: the loss, applied to the update's tokens.
+        batch: these tokens, with what the run's own loss did to them.
+    """
     weighted_by_loss = torch.where(loss.mask, loss.trace.weight * loss.trace.advantage, 0.0).to(torch.float64)
     weighted_by_run = batch.weighted.to(torch.float64)
     return {
@@ -132,17 +146,20 @@ def measures(loss: LossOnTokens, batch: TokenBatch) -> dict[str, float]:
     }
 
 
-def over_updates(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def combine_updates(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Returns the numbers of several updates together.
 
     Args:
-        measured: what `measures` returns of each update.
+        measured: what `measure_update` returns of each update.
 
     Returns:
         The means of the metrics, as verl logs them; `clip_fraction` and `positive_share`; `cosine` and `norm_ratio` of
         F * A over all tokens against the run's.
     """
-    means = {name: float(numpy.mean([of_update[name] for of_update in measured])) for name in measured[0]}
+    means: dict[str, float] = {}
+    for name in measured[0]:
+        means[name] = float(numpy.mean([numbers[name] for numbers in measured]))
+    # Means of sums are as good as sums here, since only their quotients count.
     product = means.pop(PRODUCT)
     squares_of_loss = means.pop(SQUARES_OF_LOSS)
     squares_of_run = means.pop(SQUARES_OF_RUN)
@@ -155,25 +172,36 @@ def over_updates(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return means
 
 
-def _tokens(loss: LossOnTokens, update: TracedTokens) -> pandas.DataFrame:
-    """Returns the traced tokens with what the loss does to each."""
+def _add_effects(loss: LossOnTokens, update: TracedTokens) -> pandas.DataFrame:
+    """Returns the traced tokens of an update, with what the loss does to each: the `tokens` of a `Replay`.
+
+    They also have `trained`, which says whether the loss is over the token.
+    """
     table = update.table[["step", "update", "prompt", "sample", "position", "text", "old_log_prob", "ratio"]].copy()
     batch = update.batch
     for name, values in loss.trace._asdict().items():
         if name in ("low", "high", "bounded", "weight", "advantage"):
             table[name] = values[batch.traced_mask].numpy()
     table["region"] = regions_of(table.bounded, table.low, table.high, table.advantage)
+    is_trained = loss.mask[batch.traced_mask].numpy()
     # A token without an advantage has no gradient under any loss, so it counts as unchanged.
-    before = (batch.weighted != 0)[batch.traced_mask].numpy()
-    after = ((table.weight * table.advantage) != 0).to_numpy() & loss.mask[batch.traced_mask].numpy()
-    table["change"] = numpy.select([after & ~before, before & ~after], [REGAINED, LOST], "")
+    has_gradient_in_run = (batch.weighted != 0)[batch.traced_mask].numpy()
+    has_gradient = ((table.weight * table.advantage) != 0).to_numpy() & is_trained
+    table["change"] = numpy.select(
+        [has_gradient & ~has_gradient_in_run, has_gradient_in_run & ~has_gradient], [REGAINED, LOST], default=""
+    )
     counted = batch.inputs.counted
     counts = loss.mask if counted is None else loss.mask & counted
-    return table.assign(counts=counts[batch.traced_mask].numpy(), trained=loss.mask[batch.traced_mask].numpy())
+    return table.assign(counts=counts[batch.traced_mask].numpy(), trained=is_trained)
 
 
-def _against(tokens: pandas.DataFrame, update: TracedTokens) -> float:
-    """Returns the largest relative difference of the bounds of a token that is trained on from the traced ones."""
+def _find_largest_difference(tokens: pandas.DataFrame, update: TracedTokens) -> float:
+    """Returns the largest relative difference between a token's bounds in the replay and those that were traced.
+
+    Args:
+        tokens: from `_add_effects`. Those that the loss is not over don't count.
+        update: the traced update.
+    """
     trained = tokens.trained.to_numpy()
     replayed = tokens.loc[trained, ["low", "high"]].to_numpy(float)
     traced = update.table.loc[trained, ["low", "high"]].to_numpy(float)

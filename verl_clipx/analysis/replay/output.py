@@ -10,7 +10,12 @@ from rich.markup import escape
 from verl_clipx.analysis.replay.command import ReplayedRun
 from verl_clipx.analysis.replay.measures import HIGH, LOW, Replay
 from verl_clipx.analysis.replay.tokens import TracedTokens
-from verl_clipx.analysis.replay.traced_numbers import OF_RATIOS, OF_SAMPLER, cells_of, sampler_by
+from verl_clipx.analysis.replay.traced_numbers import (
+    MEANING_OF_HEADINGS,
+    SAMPLER_HEADINGS,
+    compare_sampler_by,
+    format_comparison,
+)
 from verl_clipx.analysis.runs.traced import has_bounds_on_ratio
 from verl_clipx.common.sentences import number, percent
 from verl_clipx.common.terminal import TerminalConsole
@@ -48,7 +53,7 @@ def replayed_as_json(replayed: ReplayedRun, most_tokens: int) -> dict[str, Any]:
         most_tokens: how many tokens of each setting are listed at most, of those whose gradient appears or goes; of the
             run itself none is.
     """
-    comparisons = {f"sampler_by_{group}": sampler_by(group, replayed.updates) for group in GROUPS}
+    comparisons = {f"sampler_by_{column}": compare_sampler_by(column, replayed.updates) for column in GROUPS}
     return {
         "run": replayed.run.name,
         "step": replayed.updates[0].step,
@@ -70,8 +75,8 @@ def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
         [[escape(cell) for cell in format_row(replay)] for replay in replays],
         caption_of(replays, exact=replayed.as_trained.exact),
     )
-    for group in GROUPS:
-        print_sampler(console, group, replayed.updates)
+    for column in GROUPS:
+        print_sampler(console, column, replayed.updates)
     for replay in replayed.settings:
         console.print_line(say_changes(replay))
     for replay in replayed.settings:
@@ -93,17 +98,23 @@ def caption_of(replays: Sequence[Replay], *, exact: bool) -> str:
     return "; ".join(notes)
 
 
-def print_sampler(console: TerminalConsole, group: str, updates: Sequence[TracedTokens]) -> None:
-    """Prints how far the sampler is from the trainer, a row for each value of a group.
+def print_sampler(console: TerminalConsole, column: str, updates: Sequence[TracedTokens]) -> None:
+    """Prints how far the sampler is from the trainer, a row for each value of a column.
 
-    Nothing is printed where the sampler's log-probabilities are not traced, or of turns where there is a single one.
+    Nothing is printed if the sampler's log-probabilities are not traced, or by turn if all responses have a single one.
+
+    Args:
+        console: where to print.
+        column: one of GROUPS.
+        updates: the step's updates.
     """
-    numbers_by_value = sampler_by(group, updates)
-    if not numbers_by_value or (group == "turn" and len(numbers_by_value) == 1):
+    numbers_by_value = compare_sampler_by(column, updates)
+    has_single_turn = column == "turn" and len(numbers_by_value) == 1
+    if not numbers_by_value or has_single_turn:
         return
-    rows = [(value, *cells_of(numbers)) for value, numbers in numbers_by_value.items()]
-    title = f"the sampler against the trainer, by {GROUPS[group]}"
-    console.print_list(title, (group, *OF_SAMPLER), rows, OF_RATIOS)
+    rows = [(value, *format_comparison(numbers)) for value, numbers in numbers_by_value.items()]
+    title = f"the sampler against the trainer, by {GROUPS[column]}"
+    console.print_list(title, (column, *SAMPLER_HEADINGS), rows, MEANING_OF_HEADINGS)
 
 
 def say_changes(replay: Replay) -> str:

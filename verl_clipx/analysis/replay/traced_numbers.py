@@ -37,13 +37,13 @@ def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[s
     A share of clipped tokens is the mean over the step's updates; a share of the mass is over all tokens of the step.
 
     Args:
-        tables: the traced tokens of each update, with fields as in `traces.SCHEMA`.
+        tables: the traced tokens of each update, with fields as in `run.trace_format.SCHEMA`.
         whole: whether these are all tokens; if not, numbers have intervals, provided each update has five prompts.
     """
     sums_of_updates = [_sum_by_prompt(table[is_counted(table)]) for table in tables]
 
     def measure(drawn_prompts: Sequence[numpy.ndarray]) -> dict[str, float]:
-        """Return the numbers of some of each update's prompts, by their indices."""
+        """Return the numbers over drawn prompts; `drawn_prompts` has, for each update, the indices of its prompts."""
         drawn_sums = []
         for sums, prompts in zip(sums_of_updates, drawn_prompts, strict=True):
             drawn_sums.append(sums[prompts].sum(0))
@@ -95,8 +95,8 @@ class TracedTable:
 
     Args:
         step, update: the training step, and the number of the update in it, from 0.
-        table: a row for each token, with fields as in `traces.SCHEMA`.
-        shards, facts: its files, and what each says of the update as a whole.
+        table: a row for each token, with fields as in `run.trace_format.SCHEMA`.
+        shards, facts: the files of its traces, and what each of them says of the update as a whole.
         whole: whether the trace has every token of the update, and every update of its step.
     """
 
@@ -113,11 +113,11 @@ class TracedTable:
 
 
 def tables_at(run: Run, step: int) -> list[TracedTable]:
-    """Reads the updates of a step of which tokens were traced; raises ValueError if a file can't be read."""
-    of_step = run.shards_at(step)
-    tables = []
-    complete = has_all_updates(of_step, run.schedule.updates_a_step)
-    for update in sorted({shard.update for shard in of_step}):
+    """Reads the traced updates of a step, in their order; raises ValueError if a file can't be read."""
+    shards_of_step = run.shards_at(step)
+    tables: list[TracedTable] = []
+    has_every_update = has_all_updates(shards_of_step, run.schedule.updates_a_step)
+    for update in sorted({shard.update for shard in shards_of_step}):
         shards = run.shards_at(step, update)
         table = read_shards(run.traces, shards).to_pandas()
         facts = [read_facts(run.traces, shard) for shard in shards]
@@ -128,7 +128,7 @@ def tables_at(run: Run, step: int) -> list[TracedTable]:
                 table=table,
                 shards=shards,
                 facts=facts,
-                whole=complete and is_whole(shards, facts),
+                whole=has_every_update and is_whole(shards, facts),
             )
         )
     return tables
@@ -147,20 +147,31 @@ def numbers_of_step(run: Run, step: int) -> tuple[dict[str, Number], bool] | Non
 def is_counted(tokens: pandas.DataFrame) -> pandas.Series:
     """Returns whether each traced token counts.
 
-    Those do not that a mask or rejection sampling took out, or that a pass of Lopti's leaves to its other pass.
+    A token does not count if a mask or rejection sampling took it out, or if one of Lopti's passes leaves it to the
+    other pass.
     """
     return ~tokens.rejected.eq(True) & ~tokens.counted.eq(False)
 
 
-# The columns of a prompt's sums: its tokens, those in LN and in HP, the gradient's mass by the advantage's sign, and
-# the mass that the clip took.
-TOKENS, LN, HP, POSITIVE, NEGATIVE, CLIPPED = range(6)
+# The columns of the sums over a prompt's tokens. First come numbers of tokens: all, those in region LN, those in HP.
+TOKENS = 0
+LN = 1
+HP = 2
+# Then come masses of the gradient: of the tokens with A > 0, of those with A < 0, and what the clip took away.
+POSITIVE = 3
+NEGATIVE = 4
+CLIPPED = 5
 
 
 def _sum_by_prompt(table: pandas.DataFrame) -> numpy.ndarray:
-    """Returns the sums over each prompt's tokens, (prompts, 6), with the columns that are numbered above."""
+    """Returns the sums over each prompt's tokens, (prompts, 6), with the columns that are numbered above.
+
+    Args:
+        table: a row for each token that counts.
+    """
     mass = (table.weight * table.advantage).abs()
     advantage = table.advantage
+    # The clip took the gradient of a token without a weight where PPO clips, unless a selection left the token out.
     is_taken = table.region.isin(["LN", "HP"]) & (table.weight == 0) & ~table.selected.eq(False)
     columns = [
         pandas.Series(1.0, index=table.index),
@@ -170,7 +181,8 @@ def _sum_by_prompt(table: pandas.DataFrame) -> numpy.ndarray:
         mass.where(advantage < 0, 0.0),
         (table.ratio * advantage * table.correction.fillna(1.0)).abs().where(is_taken, 0.0),
     ]
-    return pandas.concat(columns, axis=1).astype(float).groupby(table.prompt.to_numpy(), sort=False).sum().to_numpy()
+    values = pandas.concat(columns, axis=1).astype(float)
+    return values.groupby(table.prompt.to_numpy(), sort=False).sum().to_numpy()
 
 
 def _compute_shares(sums_of_updates: Sequence[numpy.ndarray]) -> dict[str, float]:
@@ -190,24 +202,40 @@ def _compute_shares(sums_of_updates: Sequence[numpy.ndarray]) -> dict[str, float
     }
 
 
-QUANTILES = (0.01, 0.99)
-OF_SAMPLER = ("tokens", "ESS", "log-ratio", *(f"{100 * q:g} %" for q in QUANTILES), "above 0", "clipped")
-OF_RATIOS = (
+# The names of the numbers that compare the sampler with the trainer, as lists and JSON have them.
+NUMBER_OF_TOKENS = "tokens"
+EFFECTIVE_SHARE = "ESS"
+MEAN_LOG_RATIO = "log-ratio"
+LOW_QUANTILE = "1 %"
+HIGH_QUANTILE = "99 %"
+SHARE_ABOVE_0 = "above 0"
+CLIPPED_SHARE = "clipped"
+SAMPLER_HEADINGS = (
+    NUMBER_OF_TOKENS,
+    EFFECTIVE_SHARE,
+    MEAN_LOG_RATIO,
+    LOW_QUANTILE,
+    HIGH_QUANTILE,
+    SHARE_ABOVE_0,
+    CLIPPED_SHARE,
+)
+# What a list says of these names.
+MEANING_OF_HEADINGS = (
     "log-ratio: the mean of log(recomputed / sampler's probability), in nats, and its quantiles; ESS: the effective "
     "share of the tokens under these ratios"
 )
 
 
-def sampler_by(group: str, updates: Sequence[TracedTable]) -> dict[str, dict[str, float]]:
-    """Returns how far the sampler is from the trainer, for the tokens of each value of a column.
+def compare_sampler_by(column: str, updates: Sequence[TracedTable]) -> dict[str, dict[str, float]]:
+    """Returns how far the sampler is from the trainer, for each group of tokens with the same value in a column.
 
     Args:
-        group: the column, `age` or `turn`.
-        updates: those of a step.
+        column: the column, `age` or `turn`.
+        updates: the traced updates of a step.
 
     Returns:
-        From a value of the column to its numbers, by the names in OF_SAMPLER; empty where the trace has no
-        log-probabilities of the sampler's.
+        From a value of the column, as text, to the numbers of `_compare_sampler`. It is empty if the trace has no
+        log-probabilities of the sampler.
     """
     tokens = pandas.concat([update.table for update in updates], ignore_index=True)
     sampled = tokens.rollout_log_prob.astype(float)
@@ -218,21 +246,48 @@ def sampler_by(group: str, updates: Sequence[TracedTable]) -> dict[str, dict[str
         recomputed = tokens.log_prob.where(tokens["update"].eq(tokens["update"].min()))
     tokens = tokens.assign(log_ratio=recomputed - sampled)
     tokens = tokens[is_counted(tokens) & numpy.isfinite(tokens.log_ratio)]
-    return {f"{value:g}": _compare_sampler(rows) for value, rows in tokens.groupby(group) if len(rows)}
+    return {f"{value:g}": _compare_sampler(group) for value, group in tokens.groupby(column) if len(group)}
 
 
-def _compare_sampler(rows: pandas.DataFrame) -> dict[str, float]:
-    """Returns the numbers of some tokens, by the names in OF_SAMPLER."""
-    ratio = numpy.exp(rows.log_ratio)
-    ess = float(ratio.sum() ** 2 / (len(rows) * (ratio**2).sum()))
-    quantiles = rows.log_ratio.quantile(list(QUANTILES))
-    above = rows.log_ratio.gt(0).mean()
-    clipped = rows.region.isin(["LN", "HP"]).mean()
-    values = (len(rows), ess, rows.log_ratio.mean(), *quantiles, above, clipped)
-    return dict(zip(OF_SAMPLER, map(float, values), strict=True))
+def _compare_sampler(tokens: pandas.DataFrame) -> dict[str, float]:
+    """Compares the sampler with the trainer over some tokens.
+
+    Args:
+        tokens: a row for each token, at least one, with the columns `log_ratio`, log(recomputed / sampler's
+            probability), and `region`.
+
+    Returns:
+        From each of SAMPLER_HEADINGS to its number: the log-ratio's mean and quantiles are in nats, the others, but the
+        number of tokens, are shares of the tokens.
+    """
+    log_ratio = tokens.log_ratio
+    ratio = numpy.exp(log_ratio)
+    number_of_tokens = len(tokens)
+    # Kish's effective sample size as a share of the sample.
+    effective_share = ratio.sum() ** 2 / (number_of_tokens * (ratio**2).sum())
+    return {
+        NUMBER_OF_TOKENS: float(number_of_tokens),
+        EFFECTIVE_SHARE: float(effective_share),
+        MEAN_LOG_RATIO: float(log_ratio.mean()),
+        LOW_QUANTILE: float(log_ratio.quantile(0.01)),
+        HIGH_QUANTILE: float(log_ratio.quantile(0.99)),
+        SHARE_ABOVE_0: float(log_ratio.gt(0).mean()),
+        CLIPPED_SHARE: float(tokens.region.isin(["LN", "HP"]).mean()),
+    }
 
 
-def cells_of(numbers: dict[str, float]) -> list[str]:
-    """Returns the numbers of `_compare_sampler` as texts for the terminal."""
-    tokens, ess, *ratios, above, clipped = numbers.values()
-    return [f"{tokens:.0f}", percent(ess), *(f"{ratio:.2g}" for ratio in ratios), percent(above), percent(clipped)]
+def format_comparison(numbers: Mapping[str, float]) -> list[str]:
+    """Returns the numbers of a comparison with the sampler as texts for the terminal, in the order of SAMPLER_HEADINGS.
+
+    Args:
+        numbers: from each of SAMPLER_HEADINGS to its number.
+    """
+    return [
+        f"{numbers[NUMBER_OF_TOKENS]:.0f}",
+        percent(numbers[EFFECTIVE_SHARE]),
+        f"{numbers[MEAN_LOG_RATIO]:.2g}",
+        f"{numbers[LOW_QUANTILE]:.2g}",
+        f"{numbers[HIGH_QUANTILE]:.2g}",
+        percent(numbers[SHARE_ABOVE_0]),
+        percent(numbers[CLIPPED_SHARE]),
+    ]

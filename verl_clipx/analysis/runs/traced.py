@@ -29,8 +29,8 @@ class TracedUpdate:
         setting: the setting whose traces the page shows.
         run: the first run of the setting that wrote traces.
         step, update: the training step, and the number of the update in it, from 0.
-        tokens: a row for each token with the fields of `traces.SCHEMA`; besides `event`, what happened to it, and
-            `under_grpo`, what would have happened at its ratio with the bounds 0.8 and 1.2; both of EVENTS.
+        tokens: a row for each token, with the fields of `run.trace_format.SCHEMA` and two of EVENTS: `event` is what
+            happened to the token, `under_grpo` what would have happened at its ratio with the bounds 0.8 and 1.2.
         not_finite: how many further tokens have a ratio, probability, advantage or weight that is not finite.
     """
 
