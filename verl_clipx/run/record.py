@@ -122,7 +122,7 @@ class Optimizer:
     Args:
         rate: the learning rate.
         schedule: verl's name for the schedule of the rate.
-        warmup_steps: the number of steps over which the rate rises; below 0: `warmup_ratio` counts.
+        warmup_steps: the number of steps over which the rate rises; 0 or below: `warmup_ratio` counts.
         warmup_ratio: the share of all steps over which the rate rises.
         weight_decay: the weight decay, which is multiplied by the rate.
         clip_gradient: the norm to which a larger gradient is scaled down.

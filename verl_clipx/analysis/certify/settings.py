@@ -1,4 +1,4 @@
-"""What a run's configuration says that two arms must share, and what they may differ in without a word."""
+"""Which values of their configurations two arms must share, and in which keys they may differ."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ from verl_clipx.run.keys import (
     further_files,
 )
 
-# The keys of the loss. Two arms differ in them where `--vary` says nothing.
+# The keys of the loss. The arms must differ in them if `--vary` names no keys.
 LOSS = ("clipx", "clipx.*", f"{POLICY_LOSS}.*", f"{ACTOR}.clip_ratio*")
 
 SEEDS = ("*.seed", "*.data_loader_seed")
@@ -70,11 +70,11 @@ LOGGING = (
     "*.prometheus.*",
     "transfer_queue.metrics.*",
 )
-# What the plugin writes into the configuration, which follows from other keys, and how Ray starts.
+# What the plugin writes into the configuration, which follows from other keys; and how Ray starts.
 DERIVED = (f"{FACTS}*", f"{POLICY_LOSS}.clipx*", "ray_kwargs.*")
-# Where a run began. A question of its own asks that.
+# Where a run began. Another question compares that.
 RESUMING = (RESUME_MODE, RESUME_PATH)
-# Paths of what a run reads. Questions of their own compare the content.
+# Paths of what a run reads. Other questions compare the contents.
 PATHS_READ = (
     MODEL_PATH,
     CRITIC_MODEL_PATH,
@@ -95,9 +95,9 @@ MAY_DIFFER = (
     *RESUMING,
     *PATHS_READ,
 )
-# What a run loads of a checkpoint. It is compared only where a run began with one.
+# What a run loads of a checkpoint. It is compared only if the run began with one.
 LOADED_FROM_CHECKPOINT = ("*.load_contents",)
-# How long a run goes on. It is compared only where the learning rate follows from it.
+# How many steps a run has. It is compared only if the learning rate depends on it.
 RUN_LENGTH = (TOTAL_EPOCHS, TOTAL_STEPS, "*.optim.total_training_steps")
 
 
@@ -119,7 +119,7 @@ def compared_values(run: Run) -> dict[str, str]:
         From a dotted key to its value in JSON.
     """
     patterns = list(MAY_DIFFER)
-    # What these keys name is compared by its content, as that of PATHS_READ.
+    # These keys name files, which are compared by their contents, as those of PATHS_READ.
     patterns += further_files(run.configuration)
     if not rate_follows_length(run):
         patterns += RUN_LENGTH
@@ -146,20 +146,22 @@ def rate_follows_length(run: Run) -> bool:
     """
     optimizer = run.record.optimizer
     decays = optimizer.schedule not in (None, "constant")
-    rises_for_share = bool(optimizer.warmup_ratio) and not (optimizer.warmup_steps or 0) > 0
+    # verl reads the share of the steps only if no number of warm-up steps is set: if it is null, 0 or below.
+    sets_warmup_steps = optimizer.warmup_steps is not None and optimizer.warmup_steps > 0
+    rises_for_share = bool(optimizer.warmup_ratio) and not sets_warmup_steps
     return decays or rises_for_share
 
 
 def differing(runs: Sequence[Run], values_of: Callable[[Run], Mapping[str, str]]) -> dict[str, list[str | None]]:
-    """Returns what sets runs apart.
+    """Returns the values that are not the same in all runs.
 
     Args:
         runs: any runs.
         values_of: returns the values of a run by their names.
 
     Returns:
-        From each name whose value is not the same in all runs to its values in the order of the runs, None where a run
-        lacks it; the names are sorted.
+        From the name of each such value to its values in the order of the runs, with None for a run that lacks it. The
+        names are sorted.
     """
     values_by_run = [values_of(run) for run in runs]
     names: set[str] = set()

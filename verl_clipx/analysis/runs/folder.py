@@ -159,7 +159,7 @@ class RunFolder:
 def resolve_where_possible(config: DictConfig) -> dict[str, Any]:
     """Returns the values of a composed configuration by dotted key, without what the plugin itself wrote into it.
 
-    A value that does not resolve here, such as an environment variable without a default, stays as it is written.
+    A value that does not resolve here, such as an environment variable without a default, is as in `resolve_value`.
     """
     written_values = flat(OmegaConf.to_container(config))
     resolved: dict[str, Any] = {}

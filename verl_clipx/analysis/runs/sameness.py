@@ -21,14 +21,15 @@ from verl_clipx.run.keys import (
     nested,
 )
 
-# These keys are left out because places of files differ between machines. But which model and which data they name is a
-# part of a run's setting.
+# `significant_values` leaves out the keys of paths, because places of files differ between machines. But which models
+# and which data these keys name is a part of a run's setting.
 MODELS = (MODEL_PATH, CRITIC_MODEL_PATH)
 DATA = (TRAINING_FILES,)
-# These keys of the actor are left out too. But under clipx.scope=micro_batch they decide what bounds are computed from.
+# It leaves out these keys of the actor too. But under clipx.scope=micro_batch they decide from which tokens bounds are
+# computed.
 MICRO_BATCHES = ("ppo_micro_batch_size_per_gpu", "use_dynamic_bsz", "ppo_max_token_len_per_gpu")
 
-# The plugin's agent loop is verl's own with a seed for each sample, so that these two make no different settings.
+# The plugin's agent loop is verl's own, with a seed for each sample. So the two make no different settings.
 _SEEDED_LOOP = "clipx_seeded_single_turn"
 _STOCK_LOOP = "single_turn_agent"
 
@@ -48,13 +49,13 @@ def significant_values(config: DictConfig) -> dict[str, Any]:
 def resolved_values(config: DictConfig, leave_out: Callable[[str], bool]) -> dict[str, Any]:
     """Returns a configuration's values by dotted key, resolved, so that those of two runs can be compared.
 
-    The method's defaults are added where the clipx node leaves them out. A value that cannot be resolved here, such as
-    an environment variable without a default, stays as written.
+    The method's defaults are added where the clipx node leaves them out. A value that cannot be resolved here is as in
+    `resolve_value`.
 
     Args:
         config: the unresolved configuration as Hydra composed it; it is not modified.
-        leave_out: whether a key is left out. A value that refers to such a key has "(left out)" in the place of the
-            key's value, so that it doesn't tell two runs apart either.
+        leave_out: returns whether a key is left out. A value that refers to such a key has "(left out)" in the place
+            of that key's value, so that it doesn't tell two runs apart either.
     """
     completed_config = config.copy()
     # Without this, OmegaConf refuses keys that the configuration does not have yet.
@@ -96,8 +97,8 @@ def _add_method_defaults(config: DictConfig) -> None:
 def setting_of_run(configuration: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what makes up the setting of a run, by dotted key.
 
-    That is `significant_values`, with the names of its models and data files and, where bounds are computed from
-    micro-batches, how these are cut.
+    These are `significant_values` with the names of its models and data files. If bounds are computed from
+    micro-batches, the keys that say how these are cut are added.
 
     Args:
         configuration: dotted key to value, as a run wrote it down.
@@ -116,12 +117,13 @@ def setting_of_run(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parsed(configuration: Mapping[str, Any]) -> DictConfig:
-    """Returns a run's configuration as Hydra's tools read it; an interpolation that is never closed is plain text.
+    """Returns a run's configuration as a DictConfig; a value with `${` that begins no interpolation is plain text.
 
     Args:
         configuration: dotted key to value, as a run wrote it down.
     """
-    return OmegaConf.create(nested({key: _readable(value) for key, value in configuration.items()}))
+    readable = {key: _readable(value) for key, value in configuration.items()}
+    return OmegaConf.create(nested(readable))
 
 
 def _readable(value: Any) -> Any:
@@ -138,14 +140,14 @@ def _readable(value: Any) -> Any:
 
 
 def name_of_model(path: Any) -> str:
-    """Returns what a model is called, wherever it is kept; empty for none."""
+    """Returns the name of a model: the last part of its path; empty for none."""
     return PurePosixPath(str(path)).name if path else ""
 
 
 def names_of_data(files: Any) -> str:
-    """Returns what data files are called, wherever they are kept; empty for none.
+    """Returns the names of data files, in one text; empty for none.
 
-    Each is named with the folder that it is in, since the files of many data sets are called train.parquet.
+    A name is the last two parts of the path, since the files of many data sets are called train.parquet.
 
     Args:
         files: a path, a list of paths, or None.
@@ -165,37 +167,53 @@ def is_left_out(key: str) -> bool:
 @cache
 def hardware_keys() -> frozenset[str]:
     """Returns every key that a group in configs/hardware sets."""
-    groups = map(OmegaConf.load, (configs_folder() / "hardware").rglob("*.yaml"))
-    return frozenset(key for config in groups for key in flat(OmegaConf.to_container(config)) if key != "defaults")
+    set_keys: set[str] = set()
+    for path in (configs_folder() / "hardware").rglob("*.yaml"):
+        set_keys.update(flat(OmegaConf.to_container(OmegaConf.load(path))))
+    # That names other groups and is no key of the configuration.
+    set_keys.discard("defaults")
+    return frozenset(set_keys)
 
 
 def resolve_value(config: DictConfig, key: str, written_value: Any) -> Any:
-    """Returns the value of a key, or what is written there if it does not resolve here but only in verl's processes.
+    """Returns a key's resolved value, if it can be resolved on this machine.
+
+    Some values can be resolved only in verl's processes, such as an environment variable that is set there alone. They
+    are returned as they are written, a list as text.
 
     Args:
         config: the whole configuration, to whose other keys the value may refer.
         key: the dotted key.
         written_value: what is written at the key.
+
+    Returns:
+        A value of Python's own types, or a DictConfig if the key refers to a whole node.
     """
-    is_interpolation = "${" in str(written_value)
-    if not is_interpolation:
+    contains_interpolation = "${" in str(written_value)
+    if not contains_interpolation:
         return written_value
     try:
+        # A key whose own name has a dot in it is not found. It gets the default.
         value = OmegaConf.select(config, key, default=written_value)
         if isinstance(value, ListConfig):
             return OmegaConf.to_container(value, resolve=True)
     except OmegaConfBaseException:
+        # A list as text cannot be taken for one that is resolved.
         return str(written_value) if isinstance(written_value, list) else written_value
     return value
 
 
 def _resolve_for_comparison(config: DictConfig, key: str, written_value: Any) -> Any:
-    """Returns the value of a key so that two spellings of a value are equal; arguments as for `resolve_value`."""
+    """Returns the value of a key in a form in which two spellings of one value are equal.
+
+    Args:
+        config, key, written_value: as for `resolve_value`.
+    """
     value = resolve_value(config, key, written_value)
     if isinstance(value, DictConfig):
         # The key refers to a whole node, whose values are compared under their own keys.
         return written_value
-    # A number is the same with and without a decimal point.
+    # 1 and 1.0 are spellings of one number.
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
