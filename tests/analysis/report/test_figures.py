@@ -15,7 +15,7 @@ from tests.analysis.runs.commands import clipx, page_of
 from tests.analysis.runs.example_runs import write_log
 from verl_clipx.analysis.report.analysis import analyse
 from verl_clipx.analysis.report.draw import draw_plates
-from verl_clipx.analysis.report.drawing import MOST_STEPS, Panel, save, style, take_windows
+from verl_clipx.analysis.report.drawing import MOST_STEPS, Panel, save, style, summarise_windows
 from verl_clipx.analysis.report.palette import COLOURS, GRPO, INK, OTHERS, with_colours
 from verl_clipx.analysis.report.reading import ReadRuns
 from verl_clipx.analysis.report.tokens import spread_tokens
@@ -47,10 +47,21 @@ def panels_of(settings: list[Setting]) -> dict[str, list[Panel]]:
 
 def test_a_window_is_its_steps_median_at_its_middle():
     values = pandas.Series(range(300), index=range(1, 301))
-    middle, high = take_windows(values), take_windows(values, 1.0)
+    middle, high = summarise_windows(values), summarise_windows(values, 1.0)
     # Three steps each, for which 120 places suffice.
     assert len(middle) == 100 and middle.iloc[:2].to_dict() == {2.0: 1.0, 5.0: 4.0} and high.loc[5.0] == 5
-    assert take_windows(values[:120]) is not None and len(take_windows(values[:120])) == 120
+    assert summarise_windows(values[:120]) is not None and len(summarise_windows(values[:120])) == 120
+
+
+@pytest.mark.parametrize("steps", [130, 240, 250, 299])
+def test_every_window_of_a_long_log_has_the_error_of_its_middle_step(steps):
+    log = pandas.DataFrame({keys.REWARD: 0.5, keys.REWARD_ERROR: 0.1}, index=range(1, steps + 1))
+    panels = panels_of([Setting("M", [Run("run", log)])])["outcome"]
+    (axes,) = panels[0].drawing.axes
+    (curve,) = axes.lines
+    errors = axes.collections[-1].get_segments()
+    assert [error[0][0] for error in errors] == list(curve.get_xdata())
+    assert set(curve.get_xdata()) <= set(log.index)
 
 
 @pytest.mark.parametrize(("recut", "top"), [(None, 0.01), (0.03, 0.03), (0.002, 0.01)])

@@ -149,12 +149,12 @@ def _list_parameters(parameters: Mapping[str, Sequence[str | None]], setting_ind
 
 
 def tabulate_steps(settings: Sequence[Setting]) -> pandas.DataFrame:
-    """Returns the metrics that the figures show, a row a step of each run."""
+    """Returns the metrics that the figures show, with a row for each step of each run."""
     return pandas.concat([_steps_of(setting, run) for setting in settings for run in setting.runs])
 
 
 def _steps_of(setting: Setting, run: Run) -> pandas.DataFrame:
-    """Returns the metrics of a run that the figures show, a row a step, beside its name, setting and seed."""
+    """Returns the metrics of a run that the figures show, a row for each step, beside its name, setting and seed."""
     columns = [name for name in run.log if name in keys.DRAWN or name.startswith(keys.OWN)]
     table = run.log[columns].rename_axis("step").reset_index()
     table = table.assign(run=run.name, setting=setting.label, seed=run.seed)

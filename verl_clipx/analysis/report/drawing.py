@@ -18,11 +18,12 @@ from verl_clipx.common.files import replacing
 # Every figure fits a telephone; a wide page sets two beside each other. A CSS pixel is a Matplotlib point.
 WIDTH = 348
 
-# A log of up to so many steps is drawn step by step, a longer one in as many windows at most.
+# Logs with more steps than this are drawn in at most this many windows of steps.
 MOST_STEPS = 120
-# Up to this many points are marked one by one, and up to this many shares are drawn as separate bars.
+# Each point of a curve has a mark, and each share a bar of its own, if there are no more than this many.
 MOST_MARKS = 60
 
+# The quantiles of a window that are drawn: the line is the middle one, the band lies between the others.
 LOW = 0.1
 MIDDLE = 0.5
 HIGH = 0.9
@@ -41,9 +42,9 @@ class Panel(NamedTuple):
     """A figure of the page's width.
 
     Args:
-        name: of its files.
-        title: above it.
-        description: for those who can't see it.
+        name: the name of its files, without an ending.
+        title: what stands above it.
+        description: a text for those who cannot see it.
         drawing: the figure itself.
     """
 
@@ -59,20 +60,20 @@ def figure(
     """Makes a figure of the page's width.
 
     Args:
-        height: of the figure, as the margins in CSS pixels.
-        rows, columns: of panels.
-        left, top, bottom: the margins around all panels.
-        shared: sharex and sharey, as matplotlib has them.
+        height: the height of the figure, in CSS pixels.
+        rows, columns: how many rows and columns of axes it has.
+        left, top, bottom: the margins around all axes, in CSS pixels.
+        shared: matplotlib's options `sharex` and `sharey`.
 
     Returns:
-        The figure, and its panels row by row.
+        The figure, and its axes row by row.
     """
     drawing = Figure(figsize=(WIDTH / 72, height / 72))
-    panels = drawing.subplots(rows, columns, squeeze=False, **shared)
+    all_axes = drawing.subplots(rows, columns, squeeze=False, **shared)
     drawing.subplots_adjust(
         left=left / WIDTH, right=1 - 12 / WIDTH, top=1 - top / height, bottom=bottom / height, hspace=0.42, wspace=0.16
     )
-    return drawing, list(panels.flat)
+    return drawing, list(all_axes.flat)
 
 
 def style():
@@ -80,26 +81,43 @@ def style():
     return matplotlib.rc_context(STYLE_COLOURS, STYLE)
 
 
-def take_windows(values: Values, quantile: float = MIDDLE) -> Values:
-    """Returns a quantile of each window, at its middle step, or the values themselves where each step has a place."""
-    window = ceil(len(values) / MOST_STEPS)
-    if window < 2:
+def summarise_windows(values: Values, quantile: float = MIDDLE) -> Values:
+    """Returns a quantile of the values in each window of steps; the values themselves for at most MOST_STEPS steps.
+
+    Args:
+        values: by step, or a frame with a row for each step.
+        quantile: the quantile, from 0 to 1.
+
+    Returns:
+        One value, or one row, for each window, by the window's middle step: of two middle steps the earlier one.
+    """
+    steps_per_window = ceil(len(values) / MOST_STEPS)
+    if steps_per_window < 2:
         return values
-    groups = numpy.arange(len(values)) // window
-    steps = pandas.Series(values.index, dtype=float).groupby(groups).mean()
-    return values.groupby(groups).quantile(quantile).set_axis(steps)
+    middle_places: list[int] = []
+    for first_place in range(0, len(values), steps_per_window):
+        last_place = min(first_place + steps_per_window, len(values)) - 1
+        middle_places.append((first_place + last_place) // 2)
+    windows = numpy.arange(len(values)) // steps_per_window
+    return values.groupby(windows).quantile(quantile).set_axis(values.index[middle_places])
 
 
 def curve(axes: Axes, values: pandas.Series, colour: str, **line) -> pandas.Series:
-    """Draws a metric over steps, and returns its line.
+    """Draws a metric over steps: in a long log the median of each window, with a band of the middle 80 %.
 
     Args:
-        line: matplotlib's options for it.
+        axes: the axes.
+        values: the metric by step.
+        colour: the colour of the line and the band.
+        line: matplotlib's options for the line.
+
+    Returns:
+        The values of the line, by step.
     """
-    middle = take_windows(values, MIDDLE)
+    middle = summarise_windows(values, MIDDLE)
     if len(middle) < len(values):
-        low = take_windows(values, LOW)
-        high = take_windows(values, HIGH)
+        low = summarise_windows(values, LOW)
+        high = summarise_windows(values, HIGH)
         axes.fill_between(middle.index, low, high, color=colour, alpha=0.15, lw=0)
     marks = {"marker": "o", "markersize": 3} if len(values) <= MOST_MARKS else {}
     axes.plot(middle.index, middle, color=colour, **marks, **line)
@@ -127,7 +145,13 @@ def save(drawing: Figure, folder: Path, name: str) -> None:
 
 
 def inline(text: str, name: str, description: str) -> Markup:
-    """Fits an SVG into the page: ids under a name, no metadata, the page's fonts, a text for screen readers."""
+    """Returns an SVG that fits into the page: with the page's fonts, and without metadata.
+
+    Args:
+        text: the file that matplotlib wrote.
+        name: a name that no other figure of the page has. The ids within the SVG get it as a prefix.
+        description: a text for screen readers.
+    """
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->\s*", "", text, flags=re.S)
     text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
@@ -143,10 +167,12 @@ def inline(text: str, name: str, description: str) -> Markup:
     return head + Markup(text[text.index(">") + 1 :])
 
 
+# A number with more than two digits after the point.
 _LONG = re.compile(r"(-?\d+\.\d{2})\d+")
 
 
 def _rounded(coordinates: re.Match) -> str:
+    """Returns an attribute of an SVG with at most two digits after the point of each number."""
     return _LONG.sub(r"\1", coordinates[0])
 
 

@@ -34,7 +34,7 @@ from verl_clipx.analysis.report.drawing import (
     Panel,
     curve,
     figure,
-    take_windows,
+    summarise_windows,
 )
 from verl_clipx.analysis.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT
 from verl_clipx.analysis.runs.traced import GRPO_HIGH, GRPO_LOW
@@ -53,8 +53,12 @@ BIN_ROW_HEIGHT = 132
 BIN_MARGINS = 46
 # A left margin in which the labels of shares have room, in CSS pixels.
 SHARE_MARGIN = 52
-# An axis of bars ends at this multiple of its longest bar.
-BEYOND_LONGEST = 1.08
+# The left margin of axes with ratios, whose labels are short, in CSS pixels.
+RATIO_MARGIN = 30
+# An axis ends at this multiple of the largest value on it.
+HEADROOM = 1.08
+# An axis of ratios ends at this ratio or above it.
+LEAST_TOP_OF_RATIOS = 2.0
 # On the side with the shorter bars, the axis has room for at least this share of the longest bar.
 LEAST_ROOM = 0.15
 # The length that is assumed for the longest bar where all are shorter.
@@ -101,10 +105,10 @@ def _draw_chart(chart: Chart) -> Figure:
 def _draw_line(axes: Axes, line: ChartLine) -> None:
     """Draws the mean over the runs, a band from the lowest run to the highest, and the errors.
 
-    The curve of a long log stands at the middle steps of windows. An error is then drawn only where a step with an
-    error is such a middle.
+    In a long log the curve has a point at the middle step of each window, as `summarise_windows` has it. Only the
+    errors of these steps are drawn.
     """
-    by_run = take_windows(line.by_run)
+    by_run = summarise_windows(line.by_run)
     if by_run.shape[1] > 1:
         axes.fill_between(by_run.index, by_run.min(axis=1), by_run.max(axis=1), color=line.colour, alpha=0.15, lw=0)
     style = LINE_STYLES[line.line_style % len(LINE_STYLES)]
@@ -163,38 +167,44 @@ def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
 # --- Bounds ----------------------------------------------------------------------------------------------------------
 
 
-def draw_bounds(settings: Sequence[BinnedBounds | SearchedBounds]) -> list[Panel]:
+def draw_bounds(bounds_of_settings: Sequence[BinnedBounds | SearchedBounds]) -> list[Panel]:
     """Draws the bounds that each setting used, over steps."""
     panels = []
-    for index, setting in enumerate(settings):
-        drawing = _draw_bins(setting) if isinstance(setting, BinnedBounds) else _draw_search(setting)
+    for index, bounds in enumerate(bounds_of_settings):
+        drawing = _draw_bins(bounds) if isinstance(bounds, BinnedBounds) else _draw_search(bounds)
         panels.append(
             Panel(
                 name=f"bounds_{index}",
-                title=setting.label,
-                description=f"Bounds of {setting.label} over steps, against 0.8 to 1.2.",
+                title=bounds.label,
+                description=f"Bounds of {bounds.label} over steps, against 0.8 to 1.2.",
                 drawing=drawing,
             )
         )
     return panels
 
 
-def _draw_bins(setting: BinnedBounds) -> Figure:
+def _draw_bins(binned_bounds: BinnedBounds) -> Figure:
     """Draws the bounds of each probability bin on axes of their own; at most MOST_BINS bins, evenly spaced."""
-    shown = choose_evenly(setting.bins, MOST_BINS)
+    shown = choose_evenly(binned_bounds.bins, MOST_BINS)
     rows = ceil(len(shown) / BINS_A_ROW)
     drawing, all_axes = figure(
-        BIN_MARGINS + BIN_ROW_HEIGHT * rows, rows=rows, columns=BINS_A_ROW, left=30, sharex=True, sharey=True
+        BIN_MARGINS + BIN_ROW_HEIGHT * rows,
+        rows=rows,
+        columns=BINS_A_ROW,
+        left=RATIO_MARGIN,
+        sharex=True,
+        sharey=True,
     )
+    top = max(LEAST_TOP_OF_RATIOS, HEADROOM * binned_bounds.highest)
     used_axes = all_axes[: len(shown)]
     for axes, bounds_of_bin in zip(used_axes, shown, strict=True):
-        _draw_band(axes, bounds_of_bin.bounds, setting.colour)
+        _draw_band(axes, bounds_of_bin.bounds, binned_bounds.colour)
         title = f"{bounds_of_bin.probability_from:.2g}–{bounds_of_bin.probability_to:.2g}"
         if bounds_of_bin.probability_from == 0:
             # The first title says that all of them are ranges of p.
             title = f"p  {title}"
         axes.set_title(title, pad=4)
-        axes.set_ylim(0, max(2.0, BEYOND_LONGEST * setting.highest))
+        axes.set_ylim(0, top)
     for axes in all_axes[len(shown) :]:
         axes.axis("off")
     # The lowest axes of each column name the steps.
@@ -204,20 +214,20 @@ def _draw_bins(setting: BinnedBounds) -> Figure:
     return drawing
 
 
-def _draw_search(setting: SearchedBounds) -> Figure:
+def _draw_search(searched_bounds: SearchedBounds) -> Figure:
     """Draws the bounds and, below them, the positive tokens' share at which the search aims, if it is logged."""
-    has_shares = len(setting.share_before) > 0
+    has_shares = len(searched_bounds.share_before) > 0
     if has_shares:
         drawing, all_axes = figure(SEARCH_WITH_SHARES_HEIGHT, rows=2, sharex=True)
     else:
         drawing, all_axes = figure(SEARCH_HEIGHT, sharex=True)
-    _draw_band(all_axes[0], setting.bounds, setting.colour)
+    _draw_band(all_axes[0], searched_bounds.bounds, searched_bounds.colour)
     all_axes[0].set_title("bounds on the ratio")
     if has_shares:
         axes_of_shares = all_axes[1]
-        curve(axes_of_shares, setting.share_before, setting.colour, lw=1, ls=DASHED)
-        curve(axes_of_shares, setting.share_after, setting.colour)
-        axes_of_shares.axhline(setting.target, color=INK, lw=0.7)
+        curve(axes_of_shares, searched_bounds.share_before, searched_bounds.colour, lw=1, ls=DASHED)
+        curve(axes_of_shares, searched_bounds.share_after, searched_bounds.colour)
+        axes_of_shares.axhline(searched_bounds.target, color=INK, lw=0.7)
         axes_of_shares.set_title("positive share: before (dashed), after, target")
         axes_of_shares.set_ylim(0, 1)
     step_axis(all_axes[-1])
@@ -232,7 +242,7 @@ def _draw_band(axes: Axes, bounds: BoundsByStep, colour: str) -> None:
     axes.fill_between(low_line.index, low_line, high_line, color=colour, alpha=0.14, lw=0)
     for bound in (GRPO_LOW, GRPO_HIGH):
         axes.axhline(bound, color=GRPO, lw=1)
-    for bound in (take_windows(bounds.low_last), take_windows(bounds.high_last)):
+    for bound in (summarise_windows(bounds.low_last), summarise_windows(bounds.high_last)):
         axes.plot(bound.index, bound, color=colour, lw=1, ls=DASHED)
 
 
@@ -353,13 +363,13 @@ def _find_limits(bars_of_settings: Sequence[Bars]) -> tuple[float, float]:
     ends: list[pandas.Series] = []
     for bars in bars_of_settings:
         for layer in bars.layers:
-            ends += [take_windows(layer.end, LOW), take_windows(layer.end, HIGH)]
+            ends += [summarise_windows(layer.end, LOW), summarise_windows(layer.end, HIGH)]
         if bars.floor is not None:
-            ends += [take_windows(-bars.floor.low), take_windows(bars.floor.high)]
+            ends += [summarise_windows(-bars.floor.low), summarise_windows(bars.floor.high)]
     longest_up = max([0.0, *(end.max() for end in ends)])
     longest_down = max([0.0, *((-end).max() for end in ends)])
-    room = LEAST_ROOM * BEYOND_LONGEST * max(longest_down, longest_up, SHORTEST_BAR)
-    return -max(BEYOND_LONGEST * longest_down, room), max(BEYOND_LONGEST * longest_up, room)
+    room = LEAST_ROOM * HEADROOM * max(longest_down, longest_up, SHORTEST_BAR)
+    return -max(HEADROOM * longest_down, room), max(HEADROOM * longest_up, room)
 
 
 def _draw_bars(bars: Bars, limits: tuple[float, float]) -> Figure:
@@ -369,8 +379,8 @@ def _draw_bars(bars: Bars, limits: tuple[float, float]) -> Figure:
         _draw_layer(axes, layer)
     if bars.floor is not None:
         # The band spans what rounding clips at both bounds. What it clips at the lower bound points down.
-        low = take_windows(-bars.floor.low)
-        high = take_windows(bars.floor.high)
+        low = summarise_windows(-bars.floor.low)
+        high = summarise_windows(bars.floor.high)
         # It is drawn over the bars, so that it shows how much of each bar is within it.
         axes.fill_between(low.index, low, high, step="mid", color=HAIR, alpha=0.55, lw=0)
     axes.set_ylim(*limits)
@@ -389,8 +399,8 @@ def _draw_layer(axes: Axes, layer: Layer) -> None:
     than MOST_STEPS steps, the area shows the median of each window of steps, and a line over it spans the middle 80 %
     of the window.
     """
-    start = take_windows(layer.start).dropna()
-    end = take_windows(layer.end).dropna()
+    start = summarise_windows(layer.start).dropna()
+    end = summarise_windows(layer.end).dropna()
     steps = len(layer.end)
     has_single_bars = steps <= MOST_MARKS
     is_windowed = steps > MOST_STEPS
@@ -401,8 +411,8 @@ def _draw_layer(axes: Axes, layer: Layer) -> None:
         edge = {"edgecolor": SOFT, "linewidth": 0.3} if layer.hatch else {"linewidth": 0}
         axes.fill_between(end.index, start, end, step="mid", facecolor=layer.colour, hatch=layer.hatch, **edge)
     if is_windowed and not layer.hatch and (end != start).any():
-        low = take_windows(layer.end, LOW).dropna()
-        high = take_windows(layer.end, HIGH).dropna()
+        low = summarise_windows(layer.end, LOW).dropna()
+        high = summarise_windows(layer.end, HIGH).dropna()
         axes.vlines(end.index, low, high, color=layer.colour, lw=0.7, alpha=0.7)
 
 

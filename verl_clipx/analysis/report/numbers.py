@@ -21,10 +21,11 @@ class SettingNumbers:
 
     Args:
         setting: its label, colour and runs.
-        clipped_low, clipped_high: the shares of all tokens beyond a bound, on the side where PPO clips.
+        clipped_low, clipped_high: the shares of all tokens that are beyond the lower or the upper bound, where PPO's
+            clip acts.
         clipped: the share of tokens beyond either bound.
         clipped_by_verl: the share that verl itself counts as clipped.
-        mass: the share of the gradient's mass in each region, a row a step, without steps that have no mass.
+        mass: the share of the gradient's mass in each region, a row for each step, without steps that have no mass.
         mass_steps: the steps at which the mass was logged, also those without any.
         kl: the KL divergence from the old policy, in nats a token.
         update: the traced update that the page shows; None without traces.
@@ -49,11 +50,13 @@ class SettingNumbers:
 
     @property
     def has_gradient_outside(self) -> bool:
-        """Whether tokens that PPO would clip are known to have a gradient, as soft clipping and pulls leave them one.
+        """Whether tokens that PPO's clip would act on are known to keep a gradient, as under soft clipping.
 
-        It is False, too, if the gradient's mass was not logged.
+        It is also False if the gradient's mass was not logged.
         """
-        return len(self.mass) > 0 and bool(self.mass[["LN", "HP"]].to_numpy().max() > 0)
+        # The regions in which PPO's clip takes the gradient away.
+        mass_where_ppo_clips = self.mass[["LN", "HP"]].to_numpy()
+        return len(self.mass) > 0 and bool(mass_where_ppo_clips.max() > 0)
 
 
 def compute_numbers(runs: ReadRuns) -> list[SettingNumbers]:

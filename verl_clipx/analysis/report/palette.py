@@ -1,16 +1,18 @@
-"""The page's colours, one meaning each, and how far apart they are to people who see fewer of them."""
+"""The colours of the page, each with one meaning."""
 
 from dataclasses import dataclass
 
 from verl_clipx.analysis.runs.settings import GRPO_METHOD, Setting
 
-# GRPO and its bounds, the yardstick; then the other settings that are compared, in the order in which they were named.
+# The colour of GRPO and its bounds, with which others are compared.
 GRPO = "#404040"
+# The colours of the other settings, in the order in which they were named.
 OTHERS = ("#1f66e5", "#1d723f", "#5c2c00")
-# What happened to a token: clipped at the lower bound, at the upper bound. Kept tokens are ink and differ by shape.
+# The colours of tokens that are clipped at the lower and at the upper bound. Kept tokens are INK and differ by shape.
 CLIPPED_LOW = "#d1450f"
 CLIPPED_HIGH = "#a3268c"
 COLOURS = (GRPO, *OTHERS, CLIPPED_LOW, CLIPPED_HIGH)
+# The colours of texts, of texts that matter less, and of thin lines.
 INK = "#1a1a1a"
 SOFT = "#636363"
 HAIR = "#9a9a9a"
@@ -24,7 +26,7 @@ class DrawnSetting(Setting):
 
 
 def with_colours(settings: list[Setting]) -> list[DrawnSetting]:
-    """Gives each setting its colour: GRPO's to the first of GRPO, to the others theirs in their order.
+    """Gives each setting its colour: GRPO's colour to the first setting of GRPO, and OTHERS to the rest in their order.
 
     Raises:
         ValueError: there are more settings than colours that people can keep apart.

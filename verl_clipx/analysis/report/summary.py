@@ -26,7 +26,7 @@ UNKNOWN = SummaryCell()
 
 
 class SummaryRow(NamedTuple):
-    """A row: what it shows, a note below it, and a cell for each setting."""
+    """A row: its name, a note below the name, and a cell for each setting."""
 
     name: str
     note: str
@@ -34,7 +34,11 @@ class SummaryRow(NamedTuple):
 
 
 def summarise(numbers: Sequence[SettingNumbers]) -> list[SummaryRow]:
-    """Returns the rows in which at least one setting has something."""
+    """Returns the rows in which the cell of at least one setting has a text.
+
+    Args:
+        numbers: the numbers of each setting, in the order of the columns.
+    """
     rows = [
         SummaryRow(name="Tokens clipped low", note="A < 0", cells=[_clipped_low(setting) for setting in numbers]),
         SummaryRow(name="Tokens clipped high", note="A > 0", cells=[_clipped_high(setting) for setting in numbers]),
@@ -58,10 +62,12 @@ def summarise(numbers: Sequence[SettingNumbers]) -> list[SummaryRow]:
 
 
 def _clipped_low(numbers: SettingNumbers) -> SummaryCell:
+    """Returns the share of tokens below the lower bound, where PPO clips those with A < 0."""
     return _clipped(numbers, numbers.clipped_low, "LN")
 
 
 def _clipped_high(numbers: SettingNumbers) -> SummaryCell:
+    """Returns the share of tokens above the upper bound, where PPO clips those with A > 0."""
     return _clipped(numbers, numbers.clipped_high, "HP")
 
 
@@ -69,9 +75,9 @@ def _clipped(numbers: SettingNumbers, share: pandas.Series, region: str) -> Summ
     """Returns the share of tokens beyond a bound.
 
     Args:
-        numbers: those of the setting.
-        share: of the tokens beyond the bound, by step.
-        region: the region beyond it in which PPO clips.
+        numbers: the setting's numbers.
+        share: the share of tokens beyond the bound, by step.
+        region: the region beyond the bound in which PPO clips, LN or HP.
     """
     if numbers.clipped.empty:
         return UNKNOWN
@@ -81,13 +87,14 @@ def _clipped(numbers: SettingNumbers, share: pandas.Series, region: str) -> Summ
 
 
 def _clipped_by_verl(numbers: SettingNumbers) -> SummaryCell:
+    """Returns the share of tokens that verl counts as clipped; nothing if the plugin's own counts are known."""
     if len(numbers.clipped) or numbers.clipped_by_verl.empty:
         return UNKNOWN
     return SummaryCell(percent(numbers.clipped_by_verl.mean()))
 
 
 def _masked(setting: Setting) -> SummaryCell:
-    """Returns the share of tokens that a mask takes out, and how much of it is of which sign of the advantage."""
+    """Returns the share of tokens that a mask takes out. The note says the shares for each sign of the advantage."""
     shares = {}
     for sign, key in keys.MASKED.items():
         share = setting.mean(key)
@@ -103,13 +110,14 @@ def _masked(setting: Setting) -> SummaryCell:
 
 
 def _taken_by_clipping(numbers: SettingNumbers) -> SummaryCell:
+    """Returns the share of the gradient's mass that the clip took in the traced step."""
     if numbers.step_numbers is None or numpy.isnan(numbers.step_numbers[TAKEN].value):
         return UNKNOWN
     return SummaryCell(percent(*numbers.step_numbers[TAKEN], digits=2), f"in step {numbers.update.step}")
 
 
 def _unlike_grpo(numbers: SettingNumbers) -> SummaryCell:
-    """Returns how many traced tokens GRPO's rule would have treated in another way; nothing for GRPO itself."""
+    """Returns how many traced tokens GRPO's rule would have treated otherwise; nothing for GRPO, where it is none."""
     if numbers.update is None:
         return UNKNOWN
     count = int(unlike_grpo(numbers.update.tokens).sum())
@@ -120,6 +128,7 @@ def _unlike_grpo(numbers: SettingNumbers) -> SummaryCell:
 
 
 def _highest_kl(numbers: SettingNumbers) -> SummaryCell:
+    """Returns the highest KL divergence of any step, in nats a token. The note has its step, and the median."""
     if numbers.kl.empty:
         return UNKNOWN
     note = f"step {numbers.kl.idxmax()}; the median is {numbers.kl.median():.2g}"
@@ -127,7 +136,10 @@ def _highest_kl(numbers: SettingNumbers) -> SummaryCell:
 
 
 def _rewards(settings: Sequence[Setting]) -> list[SummaryCell]:
-    """Returns means over the steps that all settings have or, if there are none, over those of each."""
+    """Returns each setting's mean reward over the steps that all settings have.
+
+    If there are no such steps, it is the mean over the setting's own steps.
+    """
     tables = []
     for setting in settings:
         table = setting.table(keys.REWARD)
@@ -159,11 +171,11 @@ def _held_out(setting: Setting) -> SummaryCell:
 
 
 def _over_seeds(means: numpy.ndarray, basis: str) -> SummaryCell:
-    """Returns the mean over seeds: with an interval where there are seeds enough, otherwise without a verdict.
+    """Returns the mean over seeds, with a 95 % interval if there are at least MIN_SEEDS seeds.
 
     Args:
-        means: one of each seed.
-        basis: what each of them is over, such as "20 steps".
+        means: the mean of each seed, at least one.
+        basis: what each mean is over, such as "20 steps".
     """
     if len(means) < MIN_SEEDS:
         seeds = "one seed" if len(means) == 1 else "two seeds"

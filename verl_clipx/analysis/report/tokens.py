@@ -7,12 +7,14 @@ import pandas
 
 from verl_clipx.analysis.runs.traced import ABOVE, BELOW, HIGH, LOW, TracedUpdate, has_bounds_on_ratio
 
+# How many probability bins the figure has.
 BINS = 5
+# How many tokens are drawn at most, and how many of them may be clipped ones.
 MOST_DOTS = 1000
 MOST_CLIPPED = 500
 # A share of fewer tokens than this says little.
 FEW = 20
-# Up to which quantile of the ratios the axis reaches; the rest stand on its edge.
+# The axis reaches at least to this quantile of the ratios. Larger ratios are drawn on its edge.
 REACH = 0.998
 
 
@@ -64,6 +66,7 @@ def spread_tokens(update: TracedUpdate) -> TokenSpread:
 
 
 def _title(update: TracedUpdate, drawn: int) -> str:
+    """Returns the title of the figure; `drawn` is how many tokens it shows."""
     total = len(update.tokens)
     count = f"{total} tokens" if drawn == total else f"{drawn} of {total} tokens"
     left_out = f", {update.not_finite} not finite left out" if update.not_finite else ""
@@ -88,7 +91,7 @@ def choose_tokens(tokens: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _thin(rows: pandas.DataFrame, most: int) -> pandas.DataFrame:
-    """Returns at most so many rows, evenly spaced."""
+    """Returns at most `most` of the rows, evenly spaced."""
     if len(rows) <= most:
         return rows
     return rows.iloc[numpy.linspace(0, len(rows) - 1, most).astype(int)]

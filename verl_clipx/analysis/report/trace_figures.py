@@ -13,15 +13,18 @@ from verl_clipx.analysis.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, 
 from verl_clipx.analysis.report.tokens import BINS, TokenSpread
 from verl_clipx.analysis.runs.traced import ABOVE, BELOW, GRPO_HIGH, GRPO_LOW, HIGH, KEPT, LOW, NONE, OUT
 
-# Heights in CSS pixels: from one line of counts above the axes to the next, of a bin's row, of half a box of bounds,
-# and how far from the middle of its row a token's mark may stand.
+# The height of a line of counts above the axes, in CSS pixels.
 COUNT_LINE = 14
+# The height of the row of a bin, and half the height of the box in it that shows the bounds, in CSS pixels.
 ROW = 58
 HALF_BOX = 24
+# How far from the middle of its row a token's mark may stand, in CSS pixels.
 SCATTER = 21
-# The axis of ratios ends between these.
+# The axis of ratios ends at a ratio between these.
 SHORTEST_AXIS = 1.5
 LONGEST_AXIS = 3.0
+# The axis ends at this multiple of the largest ratio that it should reach.
+HEADROOM = 1.05
 
 
 class Mark(NamedTuple):
@@ -59,7 +62,7 @@ LOWEST_MARK = 3
 def draw_spreads(spreads: Sequence[TokenSpread]) -> list[Panel]:
     """Draws a figure for each setting: its tokens' ratios by probability bin, with the bounds. All have equal axes."""
     reach = max((spread.reach for spread in spreads), default=0.0)
-    right = min(max(SHORTEST_AXIS, 1.05 * reach), LONGEST_AXIS)
+    right = min(max(SHORTEST_AXIS, HEADROOM * reach), LONGEST_AXIS)
     return [
         Panel(
             name=f"spread_{index}",
@@ -105,10 +108,11 @@ def _draw_spread(spread: TokenSpread, right: float) -> Figure:
 
 
 def _scatter(count: int) -> numpy.ndarray:
-    """Returns how far above or below the middle of their row so many marks stand.
+    """Returns how far below or above the middle of their row `count` marks stand, (count,).
 
-    They look scattered, which keeps most of them apart, and are the same in each figure of the same tokens.
+    They look scattered, which keeps most of the marks apart, but are the same each time the tokens are drawn.
     """
+    # The factor is no simple multiple of π, so that the values do not repeat.
     return SCATTER * numpy.sin(12.9898 * numpy.arange(count))
 
 
