@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
-# Below this share a percentage has two digits after the point.
-HARDLY = 0.01
+# Shares below this are written in per cent with two digits after the point.
+SMALL_SHARE = 0.01
 
 
 class Finding(NamedTuple):
@@ -12,7 +12,7 @@ class Finding(NamedTuple):
 
     Args:
         head: the claim, one sentence.
-        text: the numbers.
+        text: the numbers that it rests on, in whole sentences.
     """
 
     head: str
@@ -20,7 +20,13 @@ class Finding(NamedTuple):
 
 
 def number(value: float, low: float | None = None, high: float | None = None, *, digits: int = 3) -> str:
-    """Writes a number with a real minus sign, a dash for NaN, and its interval where it has one."""
+    """Writes a number and, if it has one, its interval, as in `−0.120 [−0.310, 0.070]`; NaN is a dash.
+
+    Args:
+        value: the number.
+        low, high: the ends of its interval: both, or neither.
+        digits: how many digits each number has after the point.
+    """
     if math.isnan(value):
         return "–"
     interval = "" if low is None else f" [{number(low, digits=digits)}, {number(high, digits=digits)}]"
@@ -28,9 +34,15 @@ def number(value: float, low: float | None = None, high: float | None = None, *,
 
 
 def percent(value: float, low: float | None = None, high: float | None = None, *, digits: int | None = None) -> str:
-    """Writes a share in per cent, as `number`; by default with two digits below one per cent, and one from there on."""
+    """Writes a share in per cent and, if it has one, its interval.
+
+    Args:
+        value: the share.
+        low, high: the ends of its interval, as shares: both, or neither.
+        digits: how many digits each number has after the point; by default 2 if the share is below 1 %, else 1.
+    """
     if digits is None:
-        digits = 2 if abs(value) < HARDLY else 1
+        digits = 2 if abs(value) < SMALL_SHARE else 1
     low_end = None if low is None else 100 * low
     high_end = None if high is None else 100 * high
     return f"{number(100 * value, low_end, high_end, digits=digits)}\u202f%"

@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-# The width of the two blanks and the line of a table's column.
+# How much wider than its text a column of a table is: two blanks and a line.
 BORDER = 3
 
 # Sequences that set colours and move the cursor; control characters other than tabs and line ends; marks that reverse
@@ -31,7 +31,7 @@ class TerminalConsole(Console):
     """rich's console, which prints only harmless text, whatever it is given; its own styles stay."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Renders something; see `rich.console.Console.render`."""
+        """Yields the segments of something that is printed; see `rich.console.Console.render`."""
         for segment in super().render(renderable, options):
             # rich's own control codes, which move the cursor, come as separate segments.
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
@@ -49,12 +49,17 @@ class TerminalConsole(Console):
         self.print_line(text)
 
     def print_list(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
-        """Prints rows as a table, or, if a word would not fit its column, one below the other with each cell on a line.
+        """Prints rows as a table or, if a word would not fit its column, as a list with each cell on a line.
 
-        No name is broken over two lines, so that names can be copied. Cells are in rich's markup, and a row's first is
-        its name.
+        No word is broken over two lines, so that names can be copied.
+
+        Args:
+            title: what stands above the rows.
+            headings: the name of each column.
+            rows: the cells of each row, in rich's markup. The first cell is the row's name.
+            caption: what stands below the rows; empty for nothing.
         """
-        # The length of the longest word and of the longest line of each column.
+        # For each column, the number of characters of its longest word and of its longest line.
         longest_words = []
         longest_lines = []
         for column in zip(headings, *rows, strict=True):
@@ -81,11 +86,19 @@ class TerminalConsole(Console):
 
 
 def shared_widths(least: Sequence[int], wanted: Sequence[int], spare: int) -> list[int]:
-    """Returns widths from the least to the wanted ones: columns that want more share the spare width evenly."""
+    """Returns the widths of columns, which share the spare width evenly, but get no more than they want.
+
+    Args:
+        least: the least width of each column, in characters.
+        wanted: the width that each column wants, at least the least one.
+        spare: how many characters there are beside the least widths.
+    """
     widths = list(least)
+    # Columns that want little come first. What they leave is shared by the others.
     by_want = sorted(range(len(widths)), key=lambda column: wanted[column] - least[column])
     for place, column in enumerate(by_want):
-        more = min(wanted[column] - least[column], spare // (len(by_want) - place))
+        columns_left = len(by_want) - place
+        more = min(wanted[column] - least[column], spare // columns_left)
         widths[column] += more
         spare -= more
     return widths

@@ -51,15 +51,15 @@ def verl_version() -> str | None:
 
 
 def version_here(distribution: str) -> str | None:
-    """Returns the version of a distribution that Python would import, or None.
+    """Returns the version of a distribution that Python would import; None if it would find none.
 
-    For verl it is that of a checkout on Python's path, whatever is installed beside it.
+    A checkout of verl on Python's path comes before a verl that is installed.
     """
     return verl_version() if distribution == "verl" else installed_version(distribution)
 
 
 def is_tested(version: str) -> bool:
-    """Returns whether tests ran on a version of verl, whatever local label (`+cu128`) it has."""
+    """Returns whether tests ran on a version of verl; a local label in it, such as `+cu128`, does not matter."""
     return Version(version).public in TESTED_RELEASES
 
 

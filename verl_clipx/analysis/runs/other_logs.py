@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pandas
 
 from verl_clipx.analysis.runs.console import read_console
-from verl_clipx.analysis.runs.run_log import VERL_ONLY, Entry, Log, Rows, last_run, numbers_in
+from verl_clipx.analysis.runs.run_log import LARGEST_STEP, VERL_ONLY, Entry, Log, Rows, last_run, numbers_in
 from verl_clipx.common.files import GZIP, as_utf8, read_bytes, read_text
 
 EVENTS = "events.out.tfevents.*"
@@ -204,8 +204,8 @@ def read_table(file: Path) -> tuple[pandas.DataFrame, str]:
 def step_in(file: Path, text: str) -> int:
     """Returns the step in a cell; raises ValueError, which names the file, if the cell has no whole number."""
     step = numbers_in({"step": text}).get("step", math.nan)
-    # Beyond this, float64 can't tell neighbouring steps apart. For NaN the comparison is False.
-    if not abs(step) <= 2**53 or step % 1:
+    # For NaN the comparison is False.
+    if not abs(step) <= LARGEST_STEP or step % 1:
         raise ValueError(f"{file}: {text!r:.60} is not a training step.")
     return int(step)
 

@@ -17,19 +17,21 @@ from verl_clipx.common.files import EMPTY, GZIP, as_utf8, parse_json, read_bytes
 Rows = dict[int, dict[str, float]]
 """From a step to its metrics, and from a metric to its number."""
 
-
+# The largest number up to which float64 has every whole number.
+LARGEST_STEP = 2**53
+# What messages say of files that are no logs of verl's.
 VERL_ONLY = "clipx reads verl's logs: its file, its console output, TensorBoard's folder, or W&B's run or export."
 
 
 class Entry(NamedTuple):
-    """What of a step was logged at once. A step may have several entries, as where its validation is logged apart.
+    """What was logged at once in a step. A step may have several entries: its validation may be logged by itself.
 
     Args:
         step: the training step.
         data: from a metric to its value.
-        process: of a console's output, which process logged it, if the output says it.
-        line: of verl's file log, the line with its end.
-        batch: of the plugin's log, the fingerprints of the step's rollout batch, as they are written, be they damaged.
+        process: the process that logged the entry, if the output of a console says it; otherwise empty.
+        line: the line of verl's file log, with its end; empty for other logs.
+        batch: the fingerprints of the step's rollout batch, as the plugin's log has them, even if they are damaged.
     """
 
     step: int
@@ -40,12 +42,18 @@ class Entry(NamedTuple):
 
 
 def entries_in(content: bytes, path: Path) -> Iterator[Entry]:
-    """Yields the entries of a log; a line that is cut off, as a kill leaves it, or damaged is left out with a warning.
+    """Yields the entries of a log of verl's file logger.
+
+    A line that is damaged is left out with a warning. So is one that is cut off, as when the run was killed.
+
+    Args:
+        content: the content of the file.
+        path: the path of the file, for messages.
 
     Raises:
         ValueError: there are lines and none is an entry, so that this is no log of verl's.
     """
-    damaged = []
+    damaged: list[tuple[str, str]] = []
     any_whole = False
     for number, line in enumerate(content.splitlines(), 1):
         try:
@@ -53,8 +61,8 @@ def entries_in(content: bytes, path: Path) -> Iterator[Entry]:
             step = int(fields["step"])
             data = dict(fields["data"])
             batch = fields.get("batch", EMPTY)
-            # Beyond this, float64 and with it the axis of every figure can't tell neighbouring steps apart.
-            if abs(step) > 2**53 or step != float(fields["step"]):
+            # Figures have steps in float64, which cannot tell larger neighbouring numbers apart.
+            if abs(step) > LARGEST_STEP or step != float(fields["step"]):
                 raise OverflowError
         except (ValueError, TypeError, KeyError, OverflowError):
             damaged.append((f"{path}, line {number}", repr(line[:60].decode(errors="replace"))))
@@ -72,7 +80,7 @@ class Log(NamedTuple):
 
     Args:
         rows: its numbers by step.
-        header: what else the log says of the run, as its configuration and its name; empty if nothing.
+        header: what else the log says of the run, such as its configuration and its name; empty if nothing.
         batches: from a step to the fingerprints of its rollout batch; empty if the log has none.
     """
 
@@ -95,12 +103,12 @@ def log_of(content: bytes, path: Path) -> Log:
 def last_run(path: Path, entries: Sequence[Entry]) -> Log:
     """Returns the last run in a log.
 
-    Where the steps go back, a run was resumed: what it logged from there on takes the place of what it logged before.
-    Where they go back to the first step, another run began. Both give a warning.
+    If the steps go back, a run was resumed: what it logged from there on takes the place of what it logged before. If
+    they go back to the first step, another run began. Both give a warning.
 
     Args:
-        path: the log, for messages.
-        entries: in the order in which they were logged. Those of a step that is logged in parts are joined.
+        path: the path of the log, for messages.
+        entries: the entries in the order in which they were logged. Those of the same step are joined.
 
     Raises:
         ValueError: steps of several processes or runs alternate, so that no single run can be read.
@@ -109,7 +117,8 @@ def last_run(path: Path, entries: Sequence[Entry]) -> Log:
     batches: dict[int, Mapping[str, Any]] = {}
     last_step = 0
     restarts: list[str] = []
-    # Validations may be of an earlier checkpoint: they wait for the next step that trains, and count as its run's.
+    # A validation may come before the first step of a resumed run. So it waits for the next step that trains, and is of
+    # the same run as that step.
     waiting: list[Entry] = []
     for entry in entries:
         waiting.append(entry)
@@ -162,11 +171,12 @@ def _check_one_run(path: Path, entries: Sequence[Entry], restarts: int) -> None:
         restarts: how often the steps go back.
     """
     processes = [entry.process for entry in entries if entry.process]
-    # Each process once for every time that it begins to log after another one.
+    # Successive entries of one process are one turn of this process.
     turns = [process for process, _ in itertools.groupby(processes)]
-    returns = len(turns) > len(set(turns))
+    a_process_returns = len(turns) > len(set(turns))
+    # A run that is resumed again and again logs more than two steps before it stops, on average.
     goes_back_often = restarts > 2 and 2 * restarts >= len(entries)
-    if not (returns or goes_back_often):
+    if not (a_process_returns or goes_back_often):
         return
     names = f" of {' and '.join(dict.fromkeys(turns))}" if turns else ""
     raise ValueError(
@@ -241,7 +251,7 @@ def read_run_log(path: Path) -> pandas.DataFrame:
 
 
 def table_of(rows: Rows) -> pandas.DataFrame:
-    """Returns a log's numbers as a table: a row a step (index `step`), ascending, a column a metric."""
+    """Returns a log's numbers as a table: a row for each step (index `step`), ascending, a column for each metric."""
     return pandas.DataFrame.from_dict(rows, orient="index").sort_index().rename_axis("step")
 
 
@@ -256,7 +266,7 @@ def not_finite_in(rows: Rows) -> dict[str, list[int]]:
 
 
 def with_entropy(log: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns the log with `actor/entropy`; where verl logs only the entropy of the updates, that takes its place."""
+    """Returns the log with `actor/entropy`: if it has only the entropy of the updates, that is taken."""
     if keys.ENTROPY in log or keys.ENTROPY_OF_UPDATES not in log:
         return log
     return log.assign(**{keys.ENTROPY: log[keys.ENTROPY_OF_UPDATES]})

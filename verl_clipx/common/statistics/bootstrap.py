@@ -11,7 +11,16 @@ FEWEST_UNITS = 5
 
 
 def resamples(units: int, replicates: int, seed: int = 0) -> np.ndarray:
-    """Draws the units of each replicate with replacement, ``[replicates, units]`` int64; equal for equal seeds."""
+    """Draws the units of each replicate with replacement.
+
+    Args:
+        units: how many units there are.
+        replicates: how often they are drawn anew.
+        seed: the seed of the draws; equal seeds give equal draws.
+
+    Returns:
+        The indices of the units that each replicate has, (replicates, units), int64. An index may occur several times.
+    """
     return np.random.default_rng(seed).integers(units, size=(replicates, units))
 
 

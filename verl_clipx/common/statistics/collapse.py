@@ -6,7 +6,7 @@ import numpy as np
 
 STEPS = 3
 PART = 10
-"""A level is the mean of a tenth of the steps, at least 3: one bad rollout batch is no collapse."""
+"""A level is the mean of 1 / PART of all steps, but of at least STEPS: one bad rollout batch is no collapse."""
 
 KEPT = 0.25
 """A collapsed training fell below this share of its best level. Of the 78 runs of docs/results/small_runs.md three fell
@@ -21,7 +21,7 @@ method's trainings lose 30 points and the others differ by 2 points: tests/commo
 
 
 def level_steps(count: int) -> int:
-    """Returns over how many steps a level is taken in a training of so many."""
+    """Returns how many steps a level is the mean of, in a training of `count` steps."""
     return max(STEPS, count // PART)
 
 
@@ -57,12 +57,13 @@ def collapse(rewards: Sequence[float] | np.ndarray, kept: float = KEPT) -> int |
 
 
 def _first_of_lower(values: np.ndarray) -> int:
-    """Returns the index at which values fall: means before and from there on leave the least squared error."""
-    before = np.arange(1, len(values))
-    after = len(values) - before
+    """Returns the index of the first lower value: where two means, before it and from it on, fit the values best."""
+    number_before = np.arange(1, len(values))
+    number_after = len(values) - number_before
     sums = np.cumsum(values)
-    fall = sums[:-1] / before - (sums[-1] - sums[:-1]) / after
-    return int(np.argmax(before * after * fall * np.abs(fall))) + 1
+    fall = sums[:-1] / number_before - (sums[-1] - sums[:-1]) / number_after
+    # Two means lower the squared error by before * after * fall^2 / all. With the sign of the fall, rises come last.
+    return int(np.argmax(number_before * number_after * fall * np.abs(fall))) + 1
 
 
 def last_level(values: Sequence[float] | np.ndarray) -> float:

@@ -2,16 +2,16 @@
 
 
 def chance_of_as_many(count: float, trials: float, other_count: float, other_trials: float) -> float:
-    """Returns the probability of at least so many events at another sample's rate: the exact conditional test.
+    """Returns how probable it is that a sample has at least `count` events if its rate is that of another sample.
 
-    If the rates are equal, each event of both samples is in the first one with a probability of that sample's share of
-    all trials.
+    This is the p-value of the exact conditional test. If the rates are equal, each event of both samples is in the
+    first sample with a probability of that sample's share of all trials.
 
     Args:
-        count, trials: events and trials of the first sample. Counts of events are rounded to whole numbers.
-        other_count, other_trials: those of the other sample.
+        count, trials: how many events and trials the sample has. Counts of events are rounded to whole numbers.
+        other_count, other_trials: how many the other sample has.
     """
-    # Imported here, because a training imports this module, and verl does not bring scipy.
+    # Imported here, because a training imports this module, and scipy does not come with verl.
     from scipy.stats import binom
 
     events = round(count)

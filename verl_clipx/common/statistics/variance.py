@@ -1,8 +1,9 @@
-"""How much a mean over questions varies, which may come in clusters, and what is left beside rows and columns."""
+"""The error of a mean over questions, which may come in clusters."""
 
 import numpy as np
 
 CONFIDENCE = 0.95
+"""The confidence level of every interval."""
 
 MIN_CLUSTERS = 5
 """The fewest clusters that allow an error; docs/evaluation.md shows what remains of 95 % with few of them."""
@@ -11,38 +12,60 @@ MIN_CLUSTERS = 5
 def squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.ndarray:
     """Returns the squared standard error of a mean over questions, which may come in clusters.
 
-    sum over clusters of (sum of the deviations)^2 / questions^2, times n / (n - 1) with the effective number n
-    of clusters, which makes it unbiased where questions are independent. With a question a cluster it is
-    s^2 / questions. Miller, Adding Error Bars to Evals (arXiv 2411.00640), on clustered questions, without the factor.
+    It is the sum over clusters of (the sum of the cluster's deviations from the mean)^2, divided by questions^2 and
+    multiplied by n / (n - 1), where n is the effective number of clusters. This factor makes it unbiased if questions
+    are independent. If each question is a cluster, the result is s^2 / questions.
+    Source: Miller, Adding Error Bars to Evals (arXiv 2411.00640), on clustered questions, without the factor.
 
     Args:
-        values: ``[..., questions]`` float64; the result, ``[...]``, is NaN where there is only one cluster.
-        clusters: ``[questions]`` a label for each question; None: each question is a cluster.
+        values: the values of the questions, (…, questions), float64.
+        clusters: a label for each question, (questions,). None: each question is a cluster.
+
+    Returns:
+        The squared errors, (…); NaN if there is only one cluster.
     """
+    questions = values.shape[-1]
     deviations = values - values.mean(axis=-1, keepdims=True)
     if clusters is not None:
-        labels, codes = np.unique(clusters, return_inverse=True)
-        deviations = deviations @ (codes[:, None] == np.arange(len(labels))).astype(np.float64)
-    units = effective_units(values.shape[-1], clusters)
+        labels, label_indices = np.unique(clusters, return_inverse=True)
+        is_in_cluster = label_indices[:, None] == np.arange(len(labels))
+        # The sum of the deviations in each cluster, (…, clusters).
+        deviations = deviations @ is_in_cluster.astype(np.float64)
+    units = effective_units(questions, clusters)
     factor = units / (units - 1) if units > 1 else np.nan
-    return factor * (deviations**2).sum(axis=-1) / values.shape[-1] ** 2
+    return factor * (deviations**2).sum(axis=-1) / questions**2
 
 
 def effective_units(questions: int, clusters: np.ndarray | None) -> float:
-    """Returns how many equal clusters say as much, one more than the freedom: questions^2 / sum of size^2 (Kish)."""
+    """Returns how many clusters of equal size say as much as these: questions^2 / sum of size^2 (Kish).
+
+    It is one more than the degrees of freedom of the mean.
+
+    Args:
+        questions: how many questions there are.
+        clusters: as for `squared_error`.
+    """
     if clusters is None:
         return float(questions)
-    return float(questions**2 / (np.unique(clusters, return_counts=True)[1] ** 2).sum())
+    _, sizes = np.unique(clusters, return_counts=True)
+    return float(questions**2 / (sizes**2).sum())
 
 
 def too_few_units(questions: int, clusters: np.ndarray | None) -> str | None:
-    """Says why these questions allow no interval; None if they do."""
+    """Says why questions allow no interval; None if they allow one.
+
+    Args:
+        questions: how many questions there are.
+        clusters: as for `squared_error`.
+    """
     units = effective_units(questions, clusters)
     if clusters is not None and units < MIN_CLUSTERS:
         return f"clusters that count like {units:.1f} of equal size; an interval over clusters needs {MIN_CLUSTERS}"
-    return f"{questions} question; an interval needs 2" if units < 2 else None
+    if units < 2:
+        return f"{questions} question; an interval needs 2"
+    return None
 
 
 def residuals(values: np.ndarray) -> np.ndarray:
-    """Returns what remains of ``[seeds, questions]`` without the means of its rows and columns."""
+    """Returns what remains of values, (seeds, questions), without the means of their rows and of their columns."""
     return values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()

@@ -1,4 +1,4 @@
-"""Do two runs, or two methods, differ? The verdict of a comparison, and the sentence that says it."""
+"""The verdict of a comparison of two methods or runs, and the sentences that say it."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ class Judgement(NamedTuple):
         verdict: `HIGHER`, `LOWER` or `ALIKE`, of the second against the first; None if it says nothing of methods.
         head: the claim, one sentence.
         text: the numbers that it rests on.
-        caveat: why there is no verdict, a sentence; empty with one.
+        caveat: a sentence that says why there is no verdict; empty if there is one.
     """
 
     verdict: str | None
@@ -36,11 +36,12 @@ def judge(
     """Returns the verdict on the second of two methods against the first, and its sentence.
 
     Args:
-        comparison: from `compare` or `compare_means`; its p-value is Holm's where it is one of several.
+        comparison: from `compare` or `compare_means`. If it is one of several, its p-value is adjusted by Holm's
+            method.
         measure: what was compared, such as "training reward".
         basis: what the means are over, such as "over 20 steps".
-        methods: the names of the two, of which a verdict speaks.
-        runs: the same as runs, of which a description without a verdict speaks.
+        methods: the names of the two methods, for a verdict.
+        runs: the names of their runs, for a description without a verdict.
         family: how many comparisons the p-value was corrected for.
         equal: whether all values are the same.
     """
@@ -79,7 +80,7 @@ def judge(
 
 
 def format_signed(difference: float) -> str:
-    """Writes a difference with its sign."""
+    """Writes a difference with its sign, also if that is a plus."""
     return f"{'+' if difference > 0 else ''}{number(difference)}"
 
 
