@@ -21,7 +21,7 @@ from tests.claims.configuration import ACTOR, actor_of, built, decided, hydra_s,
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run import resolve as resolving
 from verl_clipx.run.keys import FACTS
-from verl_clipx.run.resolve import instantiated, resolve, target_node
+from verl_clipx.run.resolve import build_target, resolve, target_node
 from verl_clipx.run.trace import Trace
 
 WIDER_THAN_VERLS = f"{ACTOR}.clip_ratio_high=0.28"
@@ -207,7 +207,7 @@ class PartOfHandover:
 
 def test_a_worker_gets_each_field_as_the_driver_has_it():
     for part in (PartOfHandover(), PartOfHandover(limit=None, kinds=()), PartOfHandover(name="b")):
-        received = instantiated(target_node(part))
+        received = build_target(target_node(part))
         assert received.limit == part.limit
         assert tuple(received.kinds) == part.kinds
         assert received.name == part.name

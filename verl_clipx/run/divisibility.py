@@ -33,15 +33,15 @@ from verl_clipx.run.keys import (
 )
 from verl_clipx.run.trainer import trainer_of
 
-# Under other engines, ranks share a sequence or the layers in ways of their own.
+# The engines whose rules are known. Under others, ranks share a sequence or the layers in other ways.
 FSDP = ("fsdp", "fsdp2")
-# Scripts count these on the machine that they run on, which may have none.
+# The keys whose numbers a script may count on the machine on which it runs, where it may find none.
 COUNTED = (NODES, DEVICES_A_NODE)
-# The other numbers that the rules always calculate with.
+# The keys of the other numbers with which the rules always calculate.
 SIZES = (ROLLOUT_PROMPTS, MINI_BATCH, RESPONSES, LONGEST_PROMPT, LONGEST_RESPONSE)
 # verl's older key for the number of GPUs that share a sequence, and the one that replaces it.
 SEQUENCE_PARALLEL_OF_ACTOR = SEQUENCE_PARALLEL[:2]
-# Their product is the number of GPUs that a rollout server takes.
+# The keys of the numbers whose product is the number of GPUs of a rollout server.
 SERVER_SIZES = (
     TENSOR_PARALLEL,
     f"{ROLLOUT}.data_parallel_size",

@@ -715,13 +715,14 @@ class Mismatch(NamedTuple):
     remedy: str
 
     def __str__(self) -> str:
+        """Return the settings as key=value, separated by commas."""
         return ", ".join(f"{key}={value}" for key, value in self.settings.items())
 
 
 def find_log_prob_mismatch(sampling: Sampling, engine: str | None) -> Mismatch | None:
-    """Return why the rollout's log-probabilities are of another distribution than the trainer's.
+    """Return why the rollout's log-probabilities are of another distribution than the trainer's; None if they are not.
 
-    It is None if they are of the same one. Otherwise one of four reasons holds:
+    There are four reasons:
 
     - The server is not vLLM or that of +hardware=cpu, and sampling is truncated: the result depends on its version.
     - The server returns processed log-probabilities, and sampling is truncated.
@@ -737,18 +738,18 @@ def find_log_prob_mismatch(sampling: Sampling, engine: str | None) -> Mismatch |
     """
     temperature = sampling.temperature
     truncating = {f"{ROLLOUT}.{name}": value for name, value in sampling.truncates.items()}
-    from_all = ", ".join(f"{ROLLOUT}.{name}={WHOLE[name]}" for name in sampling.truncates)
-    off = "over the tokens that truncation keeps, and the trainer's are over the whole vocabulary"
+    without_truncation = ", ".join(f"{ROLLOUT}.{name}={WHOLE[name]}" for name in sampling.truncates)
+    difference = "over the tokens that truncation keeps, and the trainer's are over the whole vocabulary"
     if engine not in ("vllm", "cpu"):
         if not truncating:
             return None
         return Mismatch(
             settings=truncating,
             effect=(
-                f"depending on the version of {engine or 'the rollout server'}, its log-probabilities are {off}: every "
-                "ratio is then off by the probability that is kept"
+                f"depending on the version of {engine or 'the rollout server'}, its log-probabilities are "
+                f"{difference}: every ratio is then off by the probability that is kept"
             ),
-            remedy=f"Set {from_all}",
+            remedy=f"Set {without_truncation}",
         )
     key = LOG_PROB_MODE
     mode = sampling.log_probs
@@ -758,13 +759,14 @@ def find_log_prob_mismatch(sampling: Sampling, engine: str | None) -> Mismatch |
     if mode == "processed_logprobs":
         if not truncating:
             return None
-        remedy = f"Set {from_all}"
+        remedy = f"Set {without_truncation}"
         if temperature == 1:
             remedy += f", or {key}=raw_logprobs"
         return Mismatch(
             settings={**truncating, key: mode},
             effect=(
-                f"{engine}'s log-probabilities are {off}, so that every ratio is off by the probability that is kept"
+                f"{engine}'s log-probabilities are {difference}, so that every ratio is off by the probability that is "
+                "kept"
             ),
             remedy=remedy,
         )
@@ -779,7 +781,7 @@ def find_log_prob_mismatch(sampling: Sampling, engine: str | None) -> Mismatch |
         return None
     remedy = f"Set {key}=processed_logprobs"
     if truncating:
-        remedy += f" and {from_all}"
+        remedy += f" and {without_truncation}"
     return Mismatch(
         settings={key: mode, TEMPERATURE: temperature},
         effect=f"{engine}'s log-probabilities are at temperature 1, the trainer's at {temperature}",

@@ -337,7 +337,8 @@ class RunRecord:
     def kept(self, key: str) -> Any:
         """Return what is kept of a key's value; None if the record lacks the key.
 
-        It is for keys that a text of a reader names, such as a table's. A key by which a program decides has a field.
+        This is for keys that are named in a text, such as the definition of a table. A key that the code itself reads
+        has a field of the record.
 
         Args:
             key: the dotted key.

@@ -84,7 +84,7 @@ def resolve(config: DictConfig, *, named: Collection[str] = (), group: str | Non
         return None
     refuse(refuse_overwritten_nodes(config, node))
     refuse(refuse_missing_values(node[NODE]))
-    given_settings = instantiated(node[NODE])
+    given_settings = build_target(node[NODE])
     if not isinstance(given_settings, Settings | Observe):
         raise refusal_without_method(given_settings)
     values = read(config)
@@ -218,7 +218,7 @@ def read_earlier_takeover(node: DictConfig) -> dict[str, dict[str, Any]]:
     return {name: source for name, source in taken.items() if node[NODE].get(name) == source["value"]}
 
 
-def instantiated(node: Any) -> Any:
+def build_target(node: Any) -> Any:
     """Build what a node's `_target_` names.
 
     Raises:

@@ -19,7 +19,7 @@ from tests.composition import composition
 from verl_clipx.analysis.runs import keys
 from verl_clipx.common.pages import folder_of_pages
 from verl_clipx.losses.base.refusal import Refusal
-from verl_clipx.run.resolve import instantiated
+from verl_clipx.run.resolve import build_target
 from verl_clipx.training.trainer import hooks
 from verl_clipx.training.trainer.health import standard_error
 
@@ -271,7 +271,7 @@ def test_a_run_is_ended_by_what_the_training_computes_alone(tracking, key, stops
 
 @pytest.mark.parametrize("group", ["+clipx=acpo", "+clipx=observe"])
 def test_what_happens_then_is_a_key_of_every_run(group):
-    assert instantiated(composition(group, "clipx.health=stop").clipx).health == "stop"
+    assert build_target(composition(group, "clipx.health=stop").clipx).health == "stop"
     with pytest.raises(Refusal) as refused:
-        instantiated(composition(group, "clipx.health=off").clipx)
+        build_target(composition(group, "clipx.health=off").clipx)
     assert (refused.value.key, refused.value.value) == ("clipx.health", "off")
