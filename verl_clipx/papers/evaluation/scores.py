@@ -137,8 +137,12 @@ def _score_benchmark(
         clusters: ``[questions]`` the label of each question's cluster; None for independent questions.
 
     Returns:
-        The benchmark's part of the results: the number of questions; why there are no intervals, or None; the estimates
-        and each question's values of the mean over all checkpoints; the estimates of each checkpoint.
+        The benchmark's part of the results, by these keys:
+        `questions`, the number of questions;
+        `no_interval`, why there are no intervals, or None;
+        `result`, the estimate of each metric over all checkpoints together;
+        `values`, the value of each metric on each question, as a mean over all checkpoints;
+        `checkpoints`, the estimates of each checkpoint.
 
     Raises:
         ValueError: a completion is missing.
@@ -213,8 +217,8 @@ def score_samples(samples: pandas.DataFrame, benchmark: Benchmark, reward: Calla
                 extra_info=dict(question["extra_info"]),
             )
             parts = returned if isinstance(returned, dict) else {"score": returned}
-            answers.append(_answer(parts, sample.text))
-            numbers.append(_numbers(parts))
+            answers.append(_read_answer(parts, sample.text))
+            numbers.append(_read_numbers(parts))
         except Exception as error:
             raise RuntimeError(
                 f"the reward failed on benchmark {benchmark.name}, question {sample.question}, sample {sample.sample} "
@@ -227,8 +231,12 @@ def score_samples(samples: pandas.DataFrame, benchmark: Benchmark, reward: Calla
     return samples.drop(columns="text").assign(answer=answers).join(reward_columns)
 
 
-def _answer(parts: dict[str, Any], text: str) -> Any:
+def _read_answer(parts: dict[str, Any], text: str) -> Any:
     """Return the answer that votes: the one that the reward returns, or else the last one in the response.
+
+    Args:
+        parts: what the reward returned.
+        text: the response.
 
     Raises:
         ValueError: votes for the reward's answer cannot be counted, because it is not hashable, such as a list.
@@ -241,8 +249,11 @@ def _answer(parts: dict[str, Any], text: str) -> Any:
     return answer
 
 
-def _numbers(parts: dict[str, Any]) -> dict[str, float]:
+def _read_numbers(parts: dict[str, Any]) -> dict[str, float]:
     """Return the numbers and booleans among the parts of a reward.
+
+    Args:
+        parts: what the reward returned.
 
     Raises:
         ValueError: a number is not finite, or no part `score` is a number.

@@ -112,15 +112,19 @@ def split_units(answer: str, gold: str) -> tuple[str, str] | None:
 
 
 def _split(cleaned: str) -> tuple[str, str]:
-    r"""Return a cleaned answer without its unit, and the unit's text.
+    r"""Split a cleaned answer into its value and the text of its unit.
 
-    The sign of a currency, which stands before the value as in `\$5`, begins the unit's text.
+    Returns:
+        The answer without its unit, and the unit's text; empty if there is no unit. The sign of a currency before the
+        value, as in `\$5`, begins the unit's text.
     """
     currency = _CURRENCY.match(cleaned)
     value = _CURRENCY.sub(r"\1", cleaned)
-    # After a word, a text is not a unit: north east is not north.
-    match = None if re.match(TEXT, value) else _UNIT.search(value)
-    if match and match[0].lstrip().startswith("^") and _ANGLE.search(value):
+    match = _UNIT.search(value)
+    if re.match(TEXT, value):
+        # After a word, a text is not a unit: north east is not north.
+        match = None
+    elif match and match[0].lstrip().startswith("^") and _ANGLE.search(value):
         # The degree sign in \sin 30^\circ belongs to the angle. It is no unit of the answer.
         match = None
     if currency and match and _LIST.search(value):
@@ -151,10 +155,14 @@ def _without_plain_unit(cleaned: str, other_unit: Counter[str]) -> str:
 
 
 def _powers_of_names(unit_text: str) -> Counter[str]:
-    """Return the power of each factor of a unit by its short name: 1 of m and -2 of s for m/s^2; empty for no unit."""
-    over, _, under = re.sub("[A-Za-z]+", _short_name, _plain(unit_text)).partition("/")
+    """Return the power of each factor of a unit, by the factor's short name. Without a unit, there is none.
+
+    For m/s^2, the power of m is 1, and that of s is -2.
+    """
+    with_short_names = re.sub("[A-Za-z]+", _short_name, _plain(unit_text))
+    numerator, _, denominator = with_short_names.partition("/")
     powers: Counter[str] = Counter()
-    for sign, part in ((1, over), (-1, under)):
+    for sign, part in ((1, numerator), (-1, denominator)):
         for word, name, power in _FACTOR.findall(part):
             default_power = _POWER_OF_WORD.get(word, 1)
             powers[name] += sign * int(power or default_power)
@@ -162,7 +170,10 @@ def _powers_of_names(unit_text: str) -> Counter[str]:
 
 
 def _plain(unit_text: str) -> str:
-    r"""Return a unit without commands: " m  / s 2" for `\text{m}/\text{s}^2`, apart from blanks."""
+    r"""Return a unit without commands, braces and signs of powers, with blanks in their places.
+
+    For `\text{m}/\text{s}^2`, it is "m/s 2" with some more blanks.
+    """
     unit_text = re.sub(r"\\mu(?![a-z])\s*(?:\\[a-z]+\s*\{)?", "u", unit_text)
     unit_text = re.sub(r"\^\{?\s*\\circ\s*\}?", "degree ", unit_text)
     return re.sub(r"\\[a-z]+|[{}^]|(?<=[a-z])\.", " ", unit_text)
@@ -187,12 +198,15 @@ def is_harmless(name: str) -> bool:
     return not _HARMLESS.isdisjoint(forms)
 
 
-def _short_name(word: re.Match[str]) -> str:
+def _short_name(match: re.Match[str]) -> str:
     """Return a word's short name as a unit, such as cm for "Centimeters"; the word without its s if it has none.
 
     Up to three letters keep their case, because Mg is not mg.
+
+    Args:
+        match: of a word.
     """
-    name = word[0]
+    name = match[0]
     if len(name) > 3:
         name = name.lower()
     name = re.sub("(?<=..)s$", "", name)
