@@ -77,12 +77,12 @@ class Metric:
 
 def of_decision(name: str, meaning: str, unit: str, **further: Any) -> Metric:
     """Declare a metric of what a method decided in an update. The arguments are as for `Metric`."""
-    return Metric(name, meaning, unit, Over.DECISION, **further)
+    return Metric(name=name, meaning=meaning, unit=unit, over=Over.DECISION, **further)
 
 
 def of_rollout_batch(name: str, meaning: str, unit: str, **further: Any) -> Metric:
     """Declare a metric that is one number for all updates on a rollout batch. The arguments are as for `Metric`."""
-    return Metric(name, meaning, unit, Over.ROLLOUT_BATCH, **further)
+    return Metric(name=name, meaning=meaning, unit=unit, over=Over.ROLLOUT_BATCH, **further)
 
 
 def may_share_key(first: Metric, second: Metric) -> bool:
@@ -96,18 +96,24 @@ def may_share_key(first: Metric, second: Metric) -> bool:
 
 
 def has_member_named_like(family: Metric, metric: Metric) -> bool:
-    """Return whether a metric, or the first member of its family, matches the names of another metric."""
+    """Return whether a member of a family has the name of a metric, or of the first member of that metric's family.
+
+    Args:
+        family: a family, or a single metric, which counts as its own only member.
+        metric: the metric, which may be a family too.
+    """
     name = f"{metric.name}/{metric.numbered}_0" if metric.numbered else metric.name
+    # `pattern` matches keys. It matches names if the name is the key.
     pattern_of_names = replace(family, logged_as=family.name).pattern
     return re.fullmatch(pattern_of_names, name) is not None
 
 
 def wrong_names(own: Iterable[Metric], shared: Iterable[Metric]) -> Iterator[str]:
-    """Yield a sentence for each mistake in the names of a method's own metrics.
+    """Yield a sentence, without its full stop, for each mistake in the names of a method's own metrics.
 
     Args:
-        own: the method's metrics.
-        shared: those of every method.
+        own: the metrics that the method declares.
+        shared: the metrics that every method has.
     """
     own = list(own)
     shared = list(shared)
@@ -121,7 +127,7 @@ def wrong_names(own: Iterable[Metric], shared: Iterable[Metric]) -> Iterator[str
         prefixed = PREFIXED.fullmatch(name)
         if prefixed is None:
             continue
-        # Lopti's passes log each metric under such a name too.
+        # Under Lopti, the metric without the prefix is logged under this name too.
         without_prefix = replace(metric, name=prefixed["name"])
         if any(may_share_key(without_prefix, other) for other in others):
             yield f"the metric {name!r}: the plugin also logs {prefixed['name']!r} under this name"

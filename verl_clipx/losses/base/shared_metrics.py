@@ -42,7 +42,7 @@ METRICS: list[Metric] = []
 
 def declare(name: str, meaning: str, unit: str, over: Over, **further: Any) -> Metric:
     """Declare a metric, and return it; the arguments are as for `Metric`."""
-    metric = Metric(name, meaning, unit, over, **further)
+    metric = Metric(name=name, meaning=meaning, unit=unit, over=over, **further)
     METRICS.append(metric)
     return metric
 

@@ -154,12 +154,13 @@ def one_weight_per_token(method: Method) -> None:
                 part[name] = tensor[rows] if tensor.ndim == 1 else tensor[rows, columns]
             result = evaluate(method, **part)
             weight = result.weight
-            t = result.tokens
+            ratio = result.tokens.ratio
             shape = tuple(weight.shape)
-            expected = tuple(t.ratio.shape)
-            require(shape == expected, f"the weight has shape {shape}, the tokens {expected}")
-            wrong = f"the weight is {weight.dtype} where the ratio is {t.ratio.dtype}: use .to(ratio.dtype)"
-            require(weight.dtype == t.ratio.dtype, wrong)
+            expected_shape = tuple(ratio.shape)
+            require(shape == expected_shape, f"the weight has shape {shape}, the tokens {expected_shape}")
+            has_dtype_of_ratio = weight.dtype == ratio.dtype
+            message = f"the weight is {weight.dtype} where the ratio is {ratio.dtype}: use .to(ratio.dtype)"
+            require(has_dtype_of_ratio, message)
 
 
 def weight_is_the_same_at_each_call(method: Method) -> None:
@@ -260,10 +261,9 @@ def order_of_sequences_does_not_matter(method: Method) -> None:
         restored = (result._replace(value=result.value[inverse]), actual[inverse])
         require_same(usual, restored, "the order of the sequences matters")
         # The new numbers are in the opposite order, and all even, for a loss that reads the order or the remainders.
-        renumbered = {**tensors, "group": 1000 - 2 * tensors["group"]}
-        require_same(
-            usual, apply_and_differentiate(method, renumbered), "the number that a group happens to have matters"
-        )
+        other_numbers = {**tensors, "group": 1000 - 2 * tensors["group"]}
+        renumbered = apply_and_differentiate(method, other_numbers)
+        require_same(usual, renumbered, "the number that a group happens to have matters")
 
 
 def padding_does_not_matter(method: Method) -> None:
@@ -273,11 +273,12 @@ def padding_does_not_matter(method: Method) -> None:
     padding = {2: (0, 1000, 0, 1), 1: (0, 1)}
     for tensors in (example(), extreme_tokens(torch.float64), extreme_sequences(torch.float64)):
         padded = {name: torch.nn.functional.pad(tensor, padding[tensor.ndim]) for name, tensor in tensors.items()}
-        usual = apply_and_differentiate(method, tensors)
-        result, actual = apply_and_differentiate(method, padded)
-        require(bool(close(usual[0].statistics, result.statistics, 1e-12).all()), "the statistics count padding")
-        without_padding = (result._replace(value=result.value[:-1, :-1000]), actual[:-1, :-1000])
-        require_same(usual, without_padding, "padding matters")
+        usual, usual_gradient = apply_and_differentiate(method, tensors)
+        result, gradient = apply_and_differentiate(method, padded)
+        has_same_statistics = close(usual.statistics, result.statistics, 1e-12)
+        require(bool(has_same_statistics.all()), "the statistics count padding")
+        without_padding = (result._replace(value=result.value[:-1, :-1000]), gradient[:-1, :-1000])
+        require_same((usual, usual_gradient), without_padding, "padding matters")
 
 
 def weight_does_not_depend_on_the_micro_batch(method: Method) -> None:
