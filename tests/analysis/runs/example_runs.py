@@ -23,10 +23,17 @@ from verl_clipx.run.trace_format import Shard, UpdateFacts, read_shards, regions
 from verl_clipx.training.trainer.log import write_record
 from verl_clipx.training.worker.policy_loss import split_by_sign
 
-OWN = "actor/clipx/"
-PROMPTS, SAMPLES, LENGTH, UPDATES = 8, 8, 12, 4
-WHOLE = UpdateFacts(1, 1, DecidedFrom.MINI_BATCH)
+# Begins the keys of the plugin's metrics.
+PLUGIN_METRICS = "actor/clipx/"
+# Of a rollout batch: its prompts, the samples of each, the tokens of each sample, the updates on it.
+PROMPTS = 8
+SAMPLES = 8
+LENGTH = 12
+UPDATES = 4
+# What the trace of an update says of it if one rank traced every token.
+WHOLE_UPDATE = UpdateFacts(fraction=1, ranks=1, decided_from=DecidedFrom.MINI_BATCH)
 WORDS = ("<answer>", " 12", " +", " 7", " -", " 3", " 16", "</answer>", "\n", " ", "so", "<|end|>")
+# The text of a token that is no markup.
 UNSAFE = "</script><img src=x onerror=document.title='unsafe'>"
 
 
@@ -35,15 +42,15 @@ def log_line(step: int, **data: float) -> str:
     return json.dumps({"step": step, "data": data}) + "\n"
 
 
-def write_log(path: Path, rows: list[dict[str, float]], first: int = 1) -> Path:
-    """Writes a log of one row a step."""
+def write_log(path: Path, rows: list[dict[str, float]], first_step: int = 1) -> Path:
+    """Write a log of one row a step, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(log_line(step, **row) for step, row in enumerate(rows, first)))
+    path.write_text("".join(log_line(step, **row) for step, row in enumerate(rows, first_step)))
     return path
 
 
 def write_validation(folder: Path, scores: dict[int, list[tuple[float, ...]]]) -> None:
-    """Writes validations: by step, the scores of each problem's samples."""
+    """Write validations: by step, the scores of each problem's samples."""
     folder.mkdir(parents=True, exist_ok=True)
     for step, problems in scores.items():
         lines = [
@@ -61,43 +68,65 @@ def write_run(
     seed: int = 1,
     steps: int = 6,
     traced: bool = True,
-    facts: UpdateFacts = WHOLE,
+    facts: UpdateFacts = WHOLE_UPDATE,
     mask: Mask | None = None,
     policies: Mapping[int, tuple[Tensor, Tensor]] = MappingProxyType({}),
     **parameters,
 ) -> Path:
-    """Writes a run of a method with parameters: log, record, and traces of every other step, each of which has every
-    token and says `facts` of its update; a mask takes out tokens whose ratio to the sampler is far from 1. `policies`:
-    from a step to old and current log-probabilities, (PROMPTS * SAMPLES, LENGTH) each, in place of made-up ones.
+    """Write a run: its log, its record, and traces of every other step that have every token.
+
+    Args:
+        folder: the run's, which is returned.
+        method: its name.
+        seed: of the made-up tokens, and the run's.
+        steps: how many it has.
+        traced: whether it has traces.
+        facts: what these say of their updates.
+        mask: if given, it takes out tokens whose ratio to the sampler is far from 1.
+        policies: from a step to old and current log-probabilities in place of made-up ones, each
+            (PROMPTS * SAMPLES, LENGTH).
+        parameters: the method's.
     """
-    log, built = folder / METRICS, method_named(method)(**parameters)
+    log = folder / METRICS
+    built = method_named(method)(**parameters)
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for step in range(1, steps + 1):
-        batch = _rollout(generator, step) | dict(zip(("old", "current"), policies.get(step, ()), strict=False))
-        updates = [_update(built, batch, update, generator, mask) for update in range(UPDATES)]
-        by_name = {name: [metrics[name] for metrics, _ in updates] for name in updates[0][0]}
-        of_method = {name.removeprefix(OWN): values for name, values in by_name.items() if name.startswith(OWN)}
-        summary = built.over_updates(of_method) if built.statistics_size else {}
-        logged = {name: sum(values) / UPDATES for name, values in by_name.items()}
-        logged |= {f"{OWN}{name}": value for name, value in summary.items()}
-        reward = float(batch["score"][:, 0].mean())
-        rows.append(logged | {"critic/score/mean": reward, "actor/entropy": 0.9 - 0.05 * step})
+        batch = _make_rollout_batch(generator, step)
+        if step in policies:
+            batch["old"], batch["current"] = policies[step]
+        updates = [_make_update(built, batch, update, generator, mask) for update in range(UPDATES)]
+        values_by_name = {name: [metrics[name] for metrics, _ in updates] for name in updates[0][0]}
+        row = {name: sum(values) / UPDATES for name, values in values_by_name.items()}
+        if built.statistics_size:
+            of_plugin = {
+                name.removeprefix(PLUGIN_METRICS): values
+                for name, values in values_by_name.items()
+                if name.startswith(PLUGIN_METRICS)
+            }
+            for name, value in built.over_updates(of_plugin).items():
+                row[f"{PLUGIN_METRICS}{name}"] = value
+        row["critic/score/mean"] = float(batch["score"][:, 0].mean())
+        row["actor/entropy"] = 0.9 - 0.05 * step
+        rows.append(row)
         if traced and step % 2 == 0:
             for update, (_, tokens) in enumerate(updates):
-                write_shard(traces_path(log), Shard(step, update, 0), _columns(batch, update, tokens), facts)
+                write_shard(traces_path(log), Shard(step, update, 0), _make_columns(batch, update, tokens), facts)
     write_log(log, rows)
-    clipx = {"method": method, **built.parameters, **({"mask": vars(mask) | {"rule": mask.rule}} if mask else {})}
-    write_record(log, {"clipx": clipx, "data": {"seed": seed, "train_batch_size": PROMPTS}})
+    node = {"method": method, **built.parameters}
+    if mask is not None:
+        node["mask"] = vars(mask) | {"rule": mask.rule}
+    write_record(log, {"clipx": node, "data": {"seed": seed, "train_batch_size": PROMPTS}})
     return folder
 
 
 def read_columns(folder: Path, shard: Shard) -> dict[str, list]:
-    """The columns of one file of a trace, as `write_shard` takes them."""
+    """Return the columns of one file of a trace, as `write_shard` takes them."""
     return read_shards(folder, [shard]).drop_columns(["step", "update", "rank"]).to_pydict()
 
 
-def _rollout(generator: torch.Generator, step: int) -> dict[str, Tensor]:
+def _make_rollout_batch(generator: torch.Generator, step: int) -> dict[str, Tensor]:
+    """Return the old log-probabilities, advantages, scores and words of each token, (PROMPTS * SAMPLES, LENGTH)."""
     shape = (PROMPTS * SAMPLES, LENGTH)
     score = (torch.rand(PROMPTS, SAMPLES, generator=generator) < 0.2 + 0.03 * step).float()
     score[0] = 0.0
@@ -113,37 +142,58 @@ def _rollout(generator: torch.Generator, step: int) -> dict[str, Tensor]:
     }
 
 
-def _update(method, batch: dict[str, Tensor], update: int, generator: torch.Generator, mask: Mask | None):
-    """Metrics as verl logs them, and the tokens' fields of a trace, of a mini-batch that has moved from the old one."""
+def _make_update(method, batch: dict[str, Tensor], update: int, generator: torch.Generator, mask: Mask | None):
+    """Return the metrics of an update as verl logs them, and the fields of its tokens as a trace has them.
+
+    The policy has moved further from the old one in each update, unless the batch has its log-probabilities.
+    """
     rows = slice(update * len(batch["old"]) // UPDATES, (update + 1) * len(batch["old"]) // UPDATES)
-    old, advantage = batch["old"][rows], batch["advantage"][rows]
+    old = batch["old"][rows]
+    advantage = batch["advantage"][rows]
     noise = torch.randn(old.shape, generator=generator)
-    made_up = (old + 0.13 * update * noise * (1.1 - old.exp())).clamp(max=0)
-    current = batch["current"][rows] if "current" in batch else made_up
-    inputs = Inputs(current, old, advantage, torch.ones_like(old, dtype=torch.bool))
-    every, out = inputs, torch.zeros_like(inputs.mask)
-    if mask is not None:
-        every = inputs._replace(rollout_log_prob=old + 0.2 * torch.randn(old.shape, generator=generator))
-        inputs = every._replace(mask=apply_mask_rule(mask, every))
-        out = every.mask & ~inputs.mask
-    applied = apply(method, None, inputs)
-    metrics = token_metrics(token_loss(method, None, inputs, applied.decision).sums)
-    count = float(metrics.pop(TOKENS))
-    means = replace_sums_with_metrics({name: [float(value) / count] for name, value in metrics.items()})
-    logged = {name if name.startswith("actor/") else f"actor/{name}": value for name, (value,) in means.items()}
-    for _, members in find_declarations(method, method.metrics(applied.statistics, applied.decision)):
-        logged |= {f"{OWN}{name}": float(value) for name, value in members.items()}
+    if "current" in batch:
+        current = batch["current"][rows]
+    else:
+        current = (old + 0.13 * update * noise * (1.1 - old.exp())).clamp(max=0)
+    all_tokens = Inputs(current, old, advantage, torch.ones_like(old, dtype=torch.bool))
     if mask is None:
-        return logged, token_trace(method, applied, 1.0)._asdict()
-    for sign, masked in split_by_sign(out, advantage).items():
-        logged[f"{OWN}masked_fraction/{sign}"] = float(masked.float().mean())
-        logged[f"{OWN}masked_sequences/{sign}"] = float((masked.all(-1)).sum())
-    fields = token_trace(method, apply(method, None, every, applied.decision), 1.0)._asdict()
-    more = {"rejected": out, "selected": ~out, "rollout_log_prob": every.rollout_log_prob}
-    return logged, fields | more | {"weight": torch.where(out, 0.0, fields["weight"])}
+        inputs = all_tokens
+    else:
+        sampler = old + 0.2 * torch.randn(old.shape, generator=generator)
+        all_tokens = all_tokens._replace(rollout_log_prob=sampler)
+        inputs = all_tokens._replace(mask=apply_mask_rule(mask, all_tokens))
+    applied = apply(method, None, inputs)
+    metrics = _compute_metrics(method, inputs, applied)
+    if mask is None:
+        return metrics, token_trace(method, applied, 1.0)._asdict()
+    masked = all_tokens.mask & ~inputs.mask
+    for sign, masked_of_sign in split_by_sign(masked, advantage).items():
+        metrics[f"{PLUGIN_METRICS}masked_fraction/{sign}"] = float(masked_of_sign.float().mean())
+        metrics[f"{PLUGIN_METRICS}masked_sequences/{sign}"] = float(masked_of_sign.all(-1).sum())
+    fields = token_trace(method, apply(method, None, all_tokens, applied.decision), 1.0)._asdict()
+    fields["rejected"] = masked
+    fields["selected"] = ~masked
+    fields["rollout_log_prob"] = all_tokens.rollout_log_prob
+    fields["weight"] = torch.where(masked, 0.0, fields["weight"])
+    return metrics, fields
 
 
-def _columns(batch: dict[str, Tensor], update: int, fields: dict[str, Tensor]) -> dict[str, list]:
+def _compute_metrics(method, inputs: Inputs, applied) -> dict[str, float]:
+    """Return an update's metrics by the names in verl's log."""
+    sums = token_metrics(token_loss(method, None, inputs, applied.decision).sums)
+    count = float(sums.pop(TOKENS))
+    means = replace_sums_with_metrics({name: [float(value) / count] for name, value in sums.items()})
+    metrics = {}
+    for name, (value,) in means.items():
+        metrics[name if name.startswith("actor/") else f"actor/{name}"] = value
+    for _, members in find_declarations(method, method.metrics(applied.statistics, applied.decision)):
+        for name, value in members.items():
+            metrics[f"{PLUGIN_METRICS}{name}"] = float(value)
+    return metrics
+
+
+def _make_columns(batch: dict[str, Tensor], update: int, fields: dict[str, Tensor]) -> dict[str, list]:
+    """Return the columns of an update's trace."""
     count, length = fields["ratio"].shape
     start = update * count
     columns = {name: values.flatten().tolist() for name, values in fields.items()}

@@ -15,7 +15,7 @@ import numpy
 import pytest
 from verl.utils.tracking import FileLogger, Tracking
 
-from tests.analysis.runs.example_runs import WHOLE
+from tests.analysis.runs.example_runs import WHOLE_UPDATE
 from tests.run.test_trace_format import make_columns
 from verl_clipx.analysis.runs.run_log import read_run_log
 from verl_clipx.run.run_files import record_path
@@ -144,7 +144,7 @@ def test_neither_a_full_disk_nor_a_kill_takes_a_line(start, tmp_path, monkeypatc
 def test_traces_of_steps_that_are_made_again_go(start, tmp_path):
     start(1, range(1, 8))
     for step in (4, 6):
-        write_shard(tmp_path / "traces", Shard(step, 0, 0), make_columns(4), WHOLE)
+        write_shard(tmp_path / "traces", Shard(step, 0, 0), make_columns(4), WHOLE_UPDATE)
     saved(tmp_path, 5)
     start(2, [6])
     assert shards_in(tmp_path / "traces") == [Shard(4, 0, 0)]
