@@ -1,5 +1,5 @@
-"""Numbers in the sentences that `clipx diagnose` prints of the committed logs, healthy and faulty ones, against the
-logs, read here by json. Not covered: at which step a rule is met (tests/analysis/diagnose/test_rules.py), means and
+"""Each number that `clipx diagnose` prints with a metric stands in the log: in the committed logs, healthy and faulty
+ones, read here by json. Not covered: at which step a rule is met (tests/analysis/diagnose/test_rules.py), means and
 counts in a sentence, what the advice is worth.
 """
 
@@ -34,16 +34,18 @@ FINDING = re.compile(r"\S+: .+? from step \d+ on\. .+")
 VALUES = re.compile(rf"{KEY} (?:\S+ on average over \d+ steps|{NUMBER}(?!\S*\d))(?:, at most {NUMBER})?")
 
 
-def said_of(path: Path) -> list[str]:
-    done = CliRunner(env={"COLUMNS": "10000"}).invoke(app, ["diagnose", "--verbose", str(path)], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output.splitlines()
+def print_diagnosis(path: Path) -> list[str]:
+    """Return the lines that the command prints of a log."""
+    runner = CliRunner(env={"COLUMNS": "10000"})
+    result = runner.invoke(app, ["diagnose", "--verbose", str(path)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output.splitlines()
 
 
-def values_in(path: Path) -> dict[str, set[float]]:
-    """A log's finite numbers by metric."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt") as file:
+def read_values(path: Path) -> dict[str, set[float]]:
+    """Return a log's finite numbers by metric."""
+    open_log = gzip.open if path.suffix == ".gz" else open
+    with open_log(path, "rt") as file:
         rows = [json.loads(line) for line in file]
     values: dict[str, set[float]] = {}
     for row in rows:
@@ -55,35 +57,40 @@ def values_in(path: Path) -> dict[str, set[float]]:
     return values
 
 
-def committed_logs(folder: Path) -> list[Path]:
-    """The logs of docs/results and of the demo; the table of cpu_small is written into logs in the folder."""
+def list_committed_logs(folder: Path) -> list[Path]:
+    """Return the logs of docs/results and of the demo; those of the table of cpu_small are written into the folder."""
     by_run: dict[str, list[dict]] = {}
     with (RESULTS / "cpu_small_steps.csv").open() as file:
         for row in csv.DictReader(file):
             numbers = {COLUMNS[key]: float(value) for key, value in row.items() if key in COLUMNS}
             by_run.setdefault(f"{row['preset']}-seed{row['seed']}", []).append(numbers)
-    of_table = [write_log(folder / f"{name}.jsonl", rows) for name, rows in by_run.items()]
-    faulty = [path for name in ("faults", "validated") for path in (RESULTS / "runs" / name).glob("*.jsonl.gz")]
-    healthy = [path for name in ("dppo", "grpo") for path in (RESULTS / "runs/reversal").glob(f"{name}_*.jsonl.gz")]
-    return [*of_table, *faulty, *healthy, *SHIPPED.glob("*-seed1/metrics.jsonl")]
+    logs = [write_log(folder / f"{name}.jsonl", rows) for name, rows in by_run.items()]
+    # With planted faults.
+    logs += (RESULTS / "runs/faults").glob("*.jsonl.gz")
+    logs += (RESULTS / "runs/validated").glob("*.jsonl.gz")
+    # Healthy ones.
+    logs += (RESULTS / "runs/reversal").glob("dppo_*.jsonl.gz")
+    logs += (RESULTS / "runs/reversal").glob("grpo_*.jsonl.gz")
+    logs += SHIPPED.glob("*-seed1/metrics.jsonl")
+    return logs
 
 
 def is_printed_as(number: str, value: float) -> bool:
-    """Whether a number is what was printed of a value, in as many digits as it has, which are three at least."""
+    """Return whether a printed number is a value rounded to as many digits as it has, which are three at least."""
     digits = max(3, len(re.sub(r"e.*|\D", "", number).lstrip("0")))
     return math.isclose(float(number), value, rel_tol=0.6 * 10.0 ** (1 - digits), abs_tol=1e-6 * (number == "0"))
 
 
 @pytest.mark.slow
 def test_each_value_of_a_metric_in_a_sentence_stands_in_the_log(tmp_path):
-    named = set()
-    for path in committed_logs(tmp_path):
-        values = values_in(path)
-        for line in filter(FINDING.fullmatch, said_of(path)):
+    checked_keys = set()
+    for path in list_committed_logs(tmp_path):
+        values = read_values(path)
+        for line in filter(FINDING.fullmatch, print_diagnosis(path)):
             for key, *numbers in VALUES.findall(line):
-                named.add(key)
+                checked_keys.add(key)
                 for number in filter(None, numbers):
                     stands = any(is_printed_as(number, value) for value in values[key])
                     assert stands, f"{path.name}: {number} in {line}"
     # So that a form that is no longer printed does not look checked.
-    assert {"actor/entropy", "actor/grad_norm", "critic/score/mean"} <= named, named
+    assert {"actor/entropy", "actor/grad_norm", "critic/score/mean"} <= checked_keys, checked_keys
