@@ -4,9 +4,10 @@ covered: how it looks (screenshots are for people); intervals over seeds (tests/
 
 import re
 
+import pandas
 import pytest
 
-from tests.analysis.diagnose.test_findings import held_out, of, run
+from tests.analysis.diagnose.example_settings import make_run, make_setting_of_one_run, make_validated_setting
 from tests.analysis.runs.commands import clipx, page_of
 from tests.analysis.runs.example_runs import write_run
 from verl_clipx.analysis.report.numbers import SettingNumbers, compute_numbers
@@ -19,99 +20,145 @@ from verl_clipx.analysis.runs.settings import Setting
 from verl_clipx.losses.modifiers.masks import IcePop
 from verl_clipx.run.trace_format import read_shards, shards_in
 
-
-def rows(*settings: Setting) -> dict[str, list[tuple[str, str]]]:
-    """The table of settings without traces: its rows' cells by name."""
-    return {row.name: row.cells for row in summarise(numbers_of(*settings))}
+Cell = tuple[str, str]
 
 
-def numbers_of(*settings: Setting) -> list[SettingNumbers]:
-    """The numbers of settings without traces."""
+def compute_untraced(*settings: Setting) -> list[SettingNumbers]:
+    """Return the numbers of settings without traces."""
     coloured = with_colours(list(settings))
     return compute_numbers(ReadRuns(settings=coloured, baseline=coloured[0]))
 
 
+def cells_by_row(numbers: list[SettingNumbers]) -> dict[str, list[Cell]]:
+    """Return the page's first table: from a row's name to a cell for each setting, its value and what stands below."""
+    return {row.name: row.cells for row in summarise(numbers)}
+
+
+def read_tokens(run) -> pandas.DataFrame:
+    """Return the traced tokens of a run, a row each."""
+    return read_shards(run / "traces", shards_in(run / "traces")).to_pandas()
+
+
+# Of two steps.
 CLIPPED = {keys.CLIPPED_LOW: [0.02, 0.04], keys.CLIPPED_HIGH: [0.0, 0.01]}
-KEPT = dict(zip(keys.MASS.values(), ([0.1] * 2, [0.0] * 2, [0.0] * 2, [0.0] * 2, [0.9] * 2), strict=True))
+NOTHING_CLIPPED = {keys.CLIPPED_LOW: [0.0, 0.0], keys.CLIPPED_HIGH: [0.0, 0.0]}
+# What lies outside the bounds has a gradient, so that it isn't clipped.
+OUTSIDE_WITH_GRADIENT = CLIPPED | {key: [0.0, 0.0] for key in keys.MASS.values()}
+OUTSIDE_WITH_GRADIENT |= {keys.MASS["LN"]: [0.1, 0.1], keys.MASS["M"]: [0.9, 0.9]}
 
 
 @pytest.mark.parametrize(
-    ("setting", "expected"),
+    ("columns", "expected"),
     [
-        (of(CLIPPED), {"Tokens clipped low": ("3.0\u202f%", ""), "Tokens clipped high": ("0.50\u202f%", "")}),
-        # What lies outside the bounds and has a gradient isn't clipped.
-        (of(CLIPPED | KEPT), {"Tokens clipped low": ("3.0\u202f%", "outside, with a gradient")}),
-        # verl's count of both sides stands in a row of its own.
-        (of({keys.PG_CLIPPED: [0.02]}), {"Tokens clipped": ("2.0\u202f%", "")}),
-        (of({keys.KL: [0.01, 0.04, 0.01]}), {"Highest KL": ("0.04", "step 2; the median is 0.01")}),
-        (of({keys.REWARD: [0.1, 0.3]}), {"Reward": ("0.200", "2 steps; one seed: no verdict")}),
-        (
-            of(dict(zip([*keys.MASKED.values(), *keys.MASKED_SEQUENCES], ([0.02], [0.01], [3], [0]), strict=True))),
+        pytest.param(
+            CLIPPED,
+            {"Tokens clipped low": ("3.0\u202f%", ""), "Tokens clipped high": ("0.50\u202f%", "")},
+            id="clipped tokens",
+        ),
+        pytest.param(
+            OUTSIDE_WITH_GRADIENT,
+            {"Tokens clipped low": ("3.0\u202f%", "outside, with a gradient")},
+            id="tokens outside the bounds",
+        ),
+        # It counts both sides together.
+        pytest.param(
+            {keys.PG_CLIPPED: [0.02]}, {"Tokens clipped": ("2.0\u202f%", "")}, id="verl's count of clipped tokens"
+        ),
+        pytest.param(
+            {keys.KL: [0.01, 0.04, 0.01]}, {"Highest KL": ("0.04", "step 2; the median is 0.01")}, id="highest KL"
+        ),
+        pytest.param({keys.REWARD: [0.1, 0.3]}, {"Reward": ("0.200", "2 steps; one seed: no verdict")}, id="reward"),
+        pytest.param(
+            {
+                keys.MASKED["A < 0"]: [0.02],
+                keys.MASKED["A > 0"]: [0.01],
+                keys.MASKED_SEQUENCES[0]: [3],
+                keys.MASKED_SEQUENCES[1]: [0],
+            },
             {"Tokens masked": ("3.0\u202f%", "2.0\u202f% A < 0, 1.0\u202f% A > 0; 3.0 whole responses an update")},
+            id="masked tokens",
         ),
     ],
 )
-def test_cells_by_hand(setting, expected):
-    found = rows(setting)
-    assert ("Tokens clipped low" in found) == (keys.CLIPPED_LOW in setting.runs[0].log)
-    assert {name: found[name][0] for name in expected} == expected
-    assert not {"Held-out reward", "Gradient taken by clipping"} & found.keys()
-
-
-NOTHING = {keys.CLIPPED_LOW: [0.0, 0.0], keys.CLIPPED_HIGH: [0.0, 0.0]}
+def test_cells_by_hand(columns, expected):
+    table = cells_by_row(compute_untraced(make_setting_of_one_run(columns)))
+    for row, cell in expected.items():
+        assert table[row] == [cell]
+    assert ("Tokens clipped low" in table) == (keys.CLIPPED_LOW in columns)
+    # A run without validations and traces.
+    assert "Held-out reward" not in table
+    assert "Gradient taken by clipping" not in table
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("columns_by_label", "headline"),
     [
-        ([of(CLIPPED, "A")], "A clipped 3.5\u202f% of the tokens"),
-        ([of(CLIPPED, "A"), of(NOTHING, "B")], "A clipped 3.5\u202f% of the tokens; B none"),
-        ([of(NOTHING, "A"), of(CLIPPED, "B")], "A clipped none of the tokens; B 3.5\u202f%"),
-        # What is outside and has a gradient, its own or a pull's, isn't clipped.
-        (
-            [of(CLIPPED, "A"), of(CLIPPED | KEPT, "B"), of(CLIPPED, "C")],
-            "A clipped 3.5\u202f% of the tokens; C 3.5\u202f%; B has 3.5\u202f% outside its bounds, with a gradient",
+        pytest.param({"A": CLIPPED}, "A clipped 3.5\u202f% of the tokens", id="one setting"),
+        pytest.param(
+            {"A": CLIPPED, "B": NOTHING_CLIPPED}, "A clipped 3.5\u202f% of the tokens; B none", id="the second none"
         ),
-        ([of(CLIPPED, "A"), of({keys.ENTROPY: [0.02]}, "B")], ""),
-        (
-            [of({keys.PG_CLIPPED: [0.02]}, "A"), of({keys.PG_CLIPPED: [0.03]}, "B")],
+        pytest.param(
+            {"A": NOTHING_CLIPPED, "B": CLIPPED}, "A clipped none of the tokens; B 3.5\u202f%", id="the first none"
+        ),
+        # What is outside and has a gradient, its own or a pull's, isn't clipped.
+        pytest.param(
+            {"A": CLIPPED, "B": OUTSIDE_WITH_GRADIENT, "C": CLIPPED},
+            "A clipped 3.5\u202f% of the tokens; C 3.5\u202f%; B has 3.5\u202f% outside its bounds, with a gradient",
+            id="tokens outside the bounds",
+        ),
+        pytest.param({"A": CLIPPED, "B": {keys.ENTROPY: [0.02]}}, "", id="unknown of the second"),
+        pytest.param(
+            {"A": {keys.PG_CLIPPED: [0.02]}, "B": {keys.PG_CLIPPED: [0.03]}},
             "verl counted 2.0\u202f% of the tokens of A as clipped; 3.0\u202f% of B",
+            id="verl's count of clipped tokens",
         ),
     ],
 )
-def test_the_headline_is_what_each_clipped(settings, said):
-    assert say_what_was_clipped(numbers_of(*settings)) == said
+def test_the_headline_is_what_each_clipped(columns_by_label, headline):
+    settings = [make_setting_of_one_run(columns, label) for label, columns in columns_by_label.items()]
+    assert say_what_was_clipped(compute_untraced(*settings)) == headline
 
 
 def test_rewards_are_over_the_steps_that_all_have_and_three_seeds_have_an_interval():
-    long = of({keys.REWARD: [0.1, 0.3, 0.8]}, "long")
-    seeds = [run({keys.REWARD: [mean, mean]}, {"data.seed": seed}) for seed, mean in enumerate((0.1, 0.2, 0.3))]
+    of_three_steps = make_setting_of_one_run({keys.REWARD: [0.1, 0.3, 0.8]}, "three steps")
+    runs = [make_run({keys.REWARD: [mean, mean]}, {"data.seed": seed}) for seed, mean in ((1, 0.1), (2, 0.2), (3, 0.3))]
+    table = cells_by_row(compute_untraced(of_three_steps, Setting("three seeds", runs)))
     # s = 0.1, t(0.975, 2) = 4.302653, so the half width is 0.248.
-    assert rows(long, Setting("seeds", seeds))["Reward"] == [
+    assert table["Reward"] == [
         ("0.200", "2 steps; one seed: no verdict"),
         ("0.200 [-0.048, 0.448]", "2 steps; 95\u202f% over 3 seeds"),
     ]
 
 
 def test_the_last_validation_has_its_interval_over_problems(tmp_path):
-    cell = rows(held_out(tmp_path, "A", {0: [(0,)] * 4, 5: [(1,), (0,), (1,), (0,)]}))["Held-out reward"][0]
-    assert cell[0].startswith("0.500 [") and cell[1] == "95\u202f% over 4 problems, step 5"
+    validations = {0: [(0,)] * 4, 5: [(1,), (0,), (1,), (0,)]}
+    table = cells_by_row(compute_untraced(make_validated_setting(tmp_path, "A", validations)))
+    ((value, note),) = table["Held-out reward"]
+    assert value.startswith("0.500 [")
+    assert note == "95\u202f% over 4 problems, step 5"
 
 
-def test_traces_give_what_clipping_took_and_on_how_many_tokens_a_method_differs_from_grpo(tmp_path):
-    paths = [write_run(tmp_path / f"{name}-seed1", name, steps=2) for name in ("grpo", "acpo")]
-    found = {row.name: row.cells for row in summarise(compute_numbers(read_runs(paths)))}
-    tokens = [read_shards(path / "traces", shards_in(path / "traces")).to_pandas() for path in paths]
-    of_grpo, mass = tokens[0].region.isin(["LN", "HP"]), (tokens[0].ratio * tokens[0].advantage).abs()
-    assert found["Gradient taken by clipping"][0] == (
-        f"{100 * mass[of_grpo].sum() / mass.sum():.2f}\u202f%",
-        "in step 2",
-    )
-    last = tokens[1][tokens[1]["update"] == 3]
-    by_grpo = last.ratio.gt(1.2) & last.advantage.gt(0) | last.ratio.lt(0.8) & last.advantage.lt(0)
-    differ = (by_grpo != last.region.isin(["LN", "HP"])) & last.advantage.ne(0)
-    assert found["Tokens unlike GRPO’s"][0] == ("", "") and differ.sum() > 0
-    assert found["Tokens unlike GRPO’s"][1][0] == f"{differ.sum()} of {len(last)}"
+def test_traces_give_what_clipping_took(tmp_path):
+    run = write_run(tmp_path / "grpo-seed1", "grpo", steps=2)
+    ((value, note),) = cells_by_row(compute_numbers(read_runs([run])))["Gradient taken by clipping"]
+    tokens = read_tokens(run)
+    mass = (tokens.ratio * tokens.advantage).abs()
+    clipped = tokens.region.isin(["LN", "HP"])
+    assert value == f"{100 * mass[clipped].sum() / mass.sum():.2f}\u202f%"
+    assert note == "in step 2"
+
+
+def test_traces_give_on_how_many_tokens_of_the_last_update_a_method_differs_from_grpo(tmp_path):
+    runs = [write_run(tmp_path / f"{method}-seed1", method, steps=2) for method in ("grpo", "acpo")]
+    grpo_cell, acpo_cell = cells_by_row(compute_numbers(read_runs(runs)))["Tokens unlike GRPO’s"]
+    assert grpo_cell == ("", "")
+    tokens = read_tokens(runs[1])
+    tokens = tokens[tokens["update"] == 3]
+    clipped_by_grpo = ((tokens.ratio > 1.2) & (tokens.advantage > 0)) | ((tokens.ratio < 0.8) & (tokens.advantage < 0))
+    clipped_by_acpo = tokens.region.isin(["LN", "HP"])
+    differing = (clipped_by_grpo != clipped_by_acpo) & (tokens.advantage != 0)
+    assert differing.sum() > 0
+    assert acpo_cell[0] == f"{differing.sum()} of {len(tokens)}"
 
 
 @pytest.mark.slow
@@ -121,23 +168,45 @@ def test_tokens_outside_the_bounds_that_are_only_pulled_back_are_not_called_kept
     clipx("report", run, "--out", tmp_path / "out")
     page = page_of(tmp_path / "out")
     assert re.search("<h1>IPO has .* outside its bounds, with a gradient", page)
-    assert "outside, with a gradient</small>" in page and "token</i> below the bounds, with a gradient</li>" in page
+    assert "outside, with a gradient</small>" in page
+    assert "token</i> below the bounds, with a gradient</li>" in page
     assert re.search("○ [1-9][0-9]* tokens outside the bounds have a gradient", page)
     assert not re.search("bounds,? (?:and )?(?:kept|keeps)|outside, kept|keeps? a gradient|only soft clipping", page)
 
 
+@pytest.fixture(scope="module")
+def masked_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return write_run(folder / "masked-seed1", "grpo", steps=2, mask=IcePop(low=0.8, high=1.25))
+
+
+@pytest.fixture(scope="module")
+def page_of_masked_run(masked_run, tmp_path_factory):
+    """A report on it and on a run without a mask."""
+    folder = tmp_path_factory.mktemp("report")
+    clipx("report", masked_run, write_run(folder / "grpo-seed1", "grpo", steps=2), "--out", folder / "out")
+    return page_of(folder / "out")
+
+
 @pytest.mark.slow
-def test_masked_tokens_are_seen_on_the_page(tmp_path):
-    masked = write_run(tmp_path / "masked-seed1", "grpo", steps=2, mask=IcePop(low=0.8, high=1.25))
-    clipx("report", masked, write_run(tmp_path / "grpo-seed1", "grpo", steps=2), "--out", tmp_path / "out")
-    page, (step,) = page_of(tmp_path / "out"), {shard.step for shard in shards_in(masked / "traces")}
-    tokens = read_shards(masked / "traces", shards_in(masked / "traces")).to_pandas()
-    assert step == 2 and 0 < tokens.rejected.mean() < 1 and "<h1>GRPO" in page
-    assert "Tokens masked" in page and "<h3>masked tokens</h3>" in page and "taken out</li>" in page
-    assert '<details class="plate" open><summary><h2>What else was logged' in page
-    out = tokens[tokens["update"].eq(3) & tokens.rejected & tokens.advantage.ne(0)]
-    assert page.count('class="out g-') == len(out) > 0
-    # What clipping took is counted over the tokens that are left.
-    left = tokens[~tokens.rejected]
-    lost, mass = left.region.isin(["LN", "HP"]), (left.ratio * left.advantage).abs()
-    assert f"<td>{100 * mass[lost].sum() / mass.sum():.2f}\u202f%&ensp;<small>in step 2" in page
+def test_masked_tokens_are_seen_in_table_figures_and_view(masked_run, page_of_masked_run):
+    tokens = read_tokens(masked_run)
+    assert {*tokens["step"]} == {2}
+    assert 0 < tokens.rejected.mean() < 1
+    assert "<h1>GRPO" in page_of_masked_run
+    assert "Tokens masked" in page_of_masked_run
+    assert "<h3>masked tokens</h3>" in page_of_masked_run
+    assert '<details class="plate" open><summary><h2>What else was logged' in page_of_masked_run
+    assert "taken out</li>" in page_of_masked_run
+    masked_in_view = tokens[(tokens["update"] == 3) & tokens.rejected & (tokens.advantage != 0)]
+    assert page_of_masked_run.count('class="out g-') == len(masked_in_view) > 0
+
+
+@pytest.mark.slow
+def test_what_clipping_took_is_counted_over_the_tokens_that_no_mask_takes_out(masked_run, page_of_masked_run):
+    tokens = read_tokens(masked_run)
+    counted = tokens[~tokens.rejected]
+    mass = (counted.ratio * counted.advantage).abs()
+    clipped = counted.region.isin(["LN", "HP"])
+    share = f"{100 * mass[clipped].sum() / mass.sum():.2f}\u202f%"
+    assert f"<td>{share}&ensp;<small>in step 2" in page_of_masked_run
