@@ -8,20 +8,29 @@ from html import escape, unescape
 from pathlib import Path
 
 FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr"),
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
 )
 # Of the lines on stderr, those that a page's script or its security policy wrote.
-CONSOLE = re.compile(r":CONSOLE[:(].*")
-SECONDS = 60
-FRAMES = """<!doctype html><meta charset="utf-8"><body>{frames}<output></output><script>
-var frames = document.querySelectorAll("iframe"), found = {{}};
+CONSOLE_LINE = re.compile(r":CONSOLE[:(].*")
+TIMEOUT_IN_SECONDS = 60
+# A page with a frame for each width. When all have loaded, what the script is in each is written into <output>.
+PAGE_OF_FRAMES = """<!doctype html><meta charset="utf-8"><body>{frames}<output></output><script>
+var frames = document.querySelectorAll("iframe"), results = {{}};
 frames.forEach(function (frame) {{
   frame.addEventListener("load", function () {{
     var page = frame.contentDocument;
-    found[frame.width] = {script};
-    var all = Object.keys(found).length === frames.length;
-    if (all) document.querySelector("output").textContent = JSON.stringify(found);
+    results[frame.width] = {script};
+    var all = Object.keys(results).length === frames.length;
+    if (all) document.querySelector("output").textContent = JSON.stringify(results);
   }});
 }});
 </script>"""
@@ -50,25 +59,33 @@ OVERLAPPING = """
 
 
 def open_page(page: Path, folder: Path, widths: list[int], script: str) -> tuple[dict[int, dict], list[str]]:
-    """By width what a JavaScript expression of `page`, a frame's document, is there; and the console's lines.
+    """Open a page in frames, since the browser's own window cannot be narrow.
 
-    The browser's own window cannot be narrow.
+    Args:
+        page: the file.
+        folder: for the browser's files.
+        widths: of the frames, in pixels.
+        script: a JavaScript expression, in which `page` is a frame's document.
+
+    Returns:
+        From a width to what the expression is there; and the lines of the console.
     """
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     assert browser, "the page's test needs Debian's Chromium: apt-get install --no-install-recommends chromium"
     text = escape(page.read_text(encoding="utf-8"), quote=True)
     frames = "".join(
-        f'<iframe width="{one}" height="4000" style="border:0" srcdoc="{text}"></iframe>' for one in widths
+        f'<iframe width="{width}" height="4000" style="border:0" srcdoc="{text}"></iframe>' for width in widths
     )
-    (folder / "frames.html").write_text(FRAMES.format(frames=frames, script=script), encoding="utf-8")
+    (folder / "frames.html").write_text(PAGE_OF_FRAMES.format(frames=frames, script=script), encoding="utf-8")
     command = [browser, *FLAGS, f"--user-data-dir={folder / 'browser'}", f"--window-size={max(widths)},4000"]
-    done = subprocess.run(
+    run = subprocess.run(
         [*command, "--virtual-time-budget=10000", "--dump-dom", (folder / "frames.html").as_uri()],
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=TIMEOUT_IN_SECONDS,
     )
-    console = [found[0] for line in done.stderr.splitlines() if (found := CONSOLE.search(line))]
-    output = re.search(r"<output>(.*?)</output>", done.stdout, re.S)
-    assert output and output[1], f"the page did not load:\n{done.stderr[-3000:]}"
-    return {int(width): found for width, found in json.loads(unescape(output[1])).items()}, console
+    console_lines = [match[0] for match in map(CONSOLE_LINE.search, run.stderr.splitlines()) if match]
+    output = re.search(r"<output>(.*?)</output>", run.stdout, re.S)
+    assert output and output[1], f"the page did not load:\n{run.stderr[-3000:]}"
+    results = json.loads(unescape(output[1]))
+    return {int(width): result for width, result in results.items()}, console_lines

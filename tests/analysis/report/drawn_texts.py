@@ -17,13 +17,13 @@ class DrawnText(NamedTuple):
     top: float
 
     def overlaps(self, other: "DrawnText") -> bool:
-        """Returns whether the two boxes share an area."""
+        """Return whether the two boxes share an area."""
         across = min(self.right, other.right) - max(self.left, other.left)
         down = min(self.top, other.top) - max(self.bottom, other.bottom)
         return across > 0 and down > 0
 
 
-class Recorder(RendererAgg):
+class TextRecorder(RendererAgg):
     """Keeps what is drawn as text, so that what a figure holds and doesn't draw doesn't count."""
 
     def __init__(self, figure: Figure):
@@ -33,30 +33,33 @@ class Recorder(RendererAgg):
     def draw_text(self, gc, x, y, s, prop, angle, ismath=False, mtext=None):
         width, height, descent = self.get_text_width_height_descent(s, prop, ismath)
         corners = numpy.array([(0, -descent), (width, -descent), (0, height - descent), (width, height - descent)])
-        sine, cosine = numpy.sin(numpy.radians(angle)), numpy.cos(numpy.radians(angle))
+        sine = numpy.sin(numpy.radians(angle))
+        cosine = numpy.cos(numpy.radians(angle))
         # y is that of the baseline, from the top.
         places = corners @ [[cosine, sine], [-sine, cosine]] + [x, self.height - y]
         self.drawn.append(DrawnText(s, *places.min(axis=0), *places.max(axis=0)))
 
 
-def drawn_texts(figure: Figure) -> list[DrawnText]:
-    """Returns each line of text that a figure draws."""
+def list_drawn_texts(figure: Figure) -> list[DrawnText]:
+    """Return each line of text that a figure draws."""
     FigureCanvasAgg(figure)
-    recorder = Recorder(figure)
+    recorder = TextRecorder(figure)
     figure.draw(recorder)
     return recorder.drawn
 
 
-def overlapping(texts: list[DrawnText]) -> list[tuple[str, str]]:
-    """Returns the pairs of texts that stand on each other."""
+def find_overlapping(texts: list[DrawnText]) -> list[tuple[str, str]]:
+    """Return the pairs of texts that stand on each other."""
     return [
         (text.text, other.text) for index, text in enumerate(texts) for other in texts[:index] if text.overlaps(other)
     ]
 
 
-def outside(texts: list[DrawnText], figure: Figure) -> list[str]:
-    """Returns the texts that a figure cuts off."""
+def find_cut_off(texts: list[DrawnText], figure: Figure) -> list[str]:
+    """Return the texts that a figure cuts off."""
     width, height = figure.bbox.size
     return [
-        one.text for one in texts if one.left < -1 or one.bottom < -1 or one.right > width + 1 or one.top > height + 1
+        text.text
+        for text in texts
+        if text.left < -1 or text.bottom < -1 or text.right > width + 1 or text.top > height + 1
     ]
