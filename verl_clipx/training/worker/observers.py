@@ -44,7 +44,9 @@ class RankObservers(Observers):
 
     def __init__(self, *observers: Observer):
         super().__init__()
+        # The observers, each with its name; None for one whose exceptions end the run.
         self._entries: list[tuple[Observer, str | None]] = []
+        # The keys of the plugin's metrics in the reports of this rollout batch, from all ranks.
         self._keys: set[str] = set()
         for observer in observers:
             self.add(observer)
@@ -65,7 +67,7 @@ class RankObservers(Observers):
 
     def remove(self, observer: Observer) -> None:
         """Remove an observer, whose hooks are called no more."""
-        self._entries = [(kept, name) for kept, name in self._entries if kept is not observer]
+        self._entries = [(added, name) for added, name in self._entries if added is not observer]
 
     def __iter__(self) -> Iterator[Observer]:
         return iter([observer for observer, _ in self._entries])
