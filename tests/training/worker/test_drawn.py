@@ -294,7 +294,7 @@ def trained(one: Drawn, config):
     update = Update(actor, step, loss_fn=loss_fn)
     gradients = [update.run(change=change), update.run(moved=0.5, change=change)]
     assert 0 <= update.end_rollout_batch(actor.policy_loss.run.record.schedule.updates) < 1e-4, one
-    assert f"under {config.actor_rollout_ref.actor.loss_agg_mode} to " in str(update.receipt)
+    assert f" under {config.actor_rollout_ref.actor.loss_agg_mode}, in " in str(update.receipt)
     return gradients
 
 
