@@ -11,7 +11,7 @@ import torch
 from verl.workers.utils.losses import ppo_loss
 
 from tests.claims.configuration import ACTOR, actor_of, merged, parsed
-from tests.losses.methods.at import outcome, tokens_at
+from tests.losses.methods.hand_rows import apply_method, tokens_at
 from tests.messages import assert_names
 from verl_clipx.losses.methods import BUILT_IN, METHODS
 from verl_clipx.run.description import describe, format_value
@@ -351,7 +351,7 @@ def test_a_method_that_says_nothing_acts_at_ratio_1_leaves_the_weight_at_1(name)
     ratio = torch.ones_like(old_log_prob)
     tokens = tokens_at(ratio, advantages, old_log_prob=old_log_prob, rollout_log_prob=rollout_log_prob)
     method = METHODS[name]()
-    weight = outcome(method, tokens).weight
+    weight = apply_method(method, tokens).weight
     assert bool((weight - 1).abs().max() > 1e-9) == bool(method.acts_at_ratio_one)
 
 

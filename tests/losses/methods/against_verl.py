@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,46 +35,57 @@ def ragged(
     }
 
 
-@dataclass(frozen=True)
-class AsVerl:
+def change_nothing(batch: dict[str, Tensor]) -> None:
+    """Leave a batch as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameInVerl:
     """A method and verl's own loss, each under settings with which they are the same.
 
     Args:
-        ours: overrides that choose the method.
-        verls: those of verl's keys that choose its loss, below the actor.
+        overrides: those that choose the method.
+        verl_overrides: those that choose verl's loss, below the actor.
         metrics: those that have the same meaning in both, below "actor/".
         spreads: as of `ragged`.
-        modes: of aggregation.
+        aggregations: those under which they are the same.
         weighted: whether rollout correction's weights are compared too.
-        change: what is done to the batch.
+        sequences: as of `ragged`.
+        change_batch: what is done to the batch.
         rtol: of loss and gradient.
     """
 
-    ours: tuple[str, ...]
-    verls: tuple[str, ...]
+    overrides: tuple[str, ...]
+    verl_overrides: tuple[str, ...]
     metrics: tuple[str, ...] = ("pg_clipfrac", "ppo_kl")
     spreads: tuple[float, ...] = (0.6,)
-    modes: tuple[str, ...] = AGGREGATIONS
+    aggregations: tuple[str, ...] = AGGREGATIONS
     weighted: bool = False
     sequences: int = 8
-    change: Callable[[dict[str, Tensor]], None] = lambda batch: None
+    change_batch: Callable[[dict[str, Tensor]], None] = change_nothing
     rtol: float = 1e-12
 
-    def check(self, mode: str, spread: float) -> None:
-        """Loss, gradient and the metrics are the same on a batch."""
+    def check(self, aggregation: str, spread: float) -> None:
+        """Assert that loss, gradient and the metrics are the same on a batch."""
         batch = ragged(0, spread=spread, sequences=self.sequences)
-        self.change(batch)
-        weights = torch.rand(batch["log_prob"].shape, generator=torch.Generator().manual_seed(1)).double()
-        verls = tuple(f"++{ACTOR}.{key}" for key in self.verls)
-        for further in ({}, {"rollout_is_weights": weights})[: 1 + self.weighted]:
-            found, expected = (
-                registered_loss(built_once(words), batch, loss_agg_mode=mode, **further) for words in (self.ours, verls)
-            )
-            assert_close(found[:2], expected[:2], rtol=self.rtol, atol=self.rtol / 100)
-            assert found[1].any()
-            for name in self.metrics:
-                # verl's masked mean divides by (tokens + 1e-8), and counts in float32.
-                assert_close(found[2][f"actor/{name}"], expected[2][f"actor/{name}"], rtol=1e-6, atol=1e-12)
+        self.change_batch(batch)
+        self._compare(batch, loss_agg_mode=aggregation)
+        if self.weighted:
+            weights = torch.rand(batch["log_prob"].shape, generator=torch.Generator().manual_seed(1)).double()
+            self._compare(batch, loss_agg_mode=aggregation, rollout_is_weights=weights)
+
+    def _compare(self, batch: dict[str, Tensor], **arguments: Any) -> None:
+        """Assert that both losses are the same with some arguments of a call."""
+        actor = built_once(self.overrides)
+        verl_actor = built_once(tuple(f"++{ACTOR}.{override}" for override in self.verl_overrides))
+        loss, gradient, metrics = registered_loss(actor, batch, **arguments)
+        expected_loss, expected_gradient, expected_metrics = registered_loss(verl_actor, batch, **arguments)
+        assert_close(loss, expected_loss, rtol=self.rtol, atol=self.rtol / 100)
+        assert_close(gradient, expected_gradient, rtol=self.rtol, atol=self.rtol / 100)
+        assert gradient.any()
+        for name in self.metrics:
+            # verl's masked mean divides by (tokens + 1e-8), and counts in float32.
+            assert_close(metrics[f"actor/{name}"], expected_metrics[f"actor/{name}"], rtol=1e-6, atol=1e-12)
 
 
 def assert_gradient_of(
@@ -83,11 +95,13 @@ def assert_gradient_of(
     overrides: tuple[str, ...] = (),
     **further: Tensor,
 ) -> dict[str, float]:
-    """A registered loss is minus an objective's mean over the tokens, and its gradient that of the objective.
+    """Assert that a registered loss and its gradient are those of minus an objective's mean over the tokens.
+
+    Return the loss's metrics.
 
     Args:
         objective: of each token, from log_prob, by the paper's formula.
-        **further: arguments of the loss, whose metrics are returned.
+        **further: arguments of the loss.
     """
     log_prob, mask = batch["log_prob"].clone().requires_grad_(True), batch["response_mask"]
     expected = -torch.where(mask, objective(log_prob), 0.0).sum() / mask.sum()

@@ -9,7 +9,7 @@ A test may state, as names of its module:
     GOLDEN
         from the name of a reference in golden/manifest.json to its `Setup`
     SAME_IN_VERL
-        from a name to the settings under which verl has the same loss, an `AsVerl`
+        from a name to the settings under which verl has the same loss, a `SameInVerl`
     check_training
         a function of a training's metrics: checks what it must show besides what every method's does
     PARAMETERS_IN_TRAINING

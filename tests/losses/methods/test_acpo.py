@@ -8,25 +8,43 @@ from tests.golden.settings import UNCLAMPED, Setup
 from verl_clipx.losses.base.method import find_declarations
 from verl_clipx.losses.methods.acpo import Acpo
 
-from .at import row, tokens_at
+from .hand_rows import row, tokens_at
 
 PUBLISHED = {
     "acpo": dict(
-        **dict(alpha=3.0, epsilon_base=0.2, epsilon_min=None, epsilon_max=None, bins=5, bin_on="old"),
-        **dict(variance_epsilon=0.0, dual_clip=None, scope="mini_batch"),
+        alpha=3.0,
+        epsilon_base=0.2,
+        epsilon_min=None,
+        epsilon_max=None,
+        bins=5,
+        bin_on="old",
+        variance_epsilon=0.0,
+        dual_clip=None,
+        scope="mini_batch",
     ),
     "acpo_reference": dict(
-        **dict(alpha=3.0, epsilon_base=0.2, epsilon_min=0.0, epsilon_max=3.0, bins=5, bin_on="current"),
-        **dict(variance_epsilon=1e-8, dual_clip=3.0, scope="micro_batch"),
+        alpha=3.0,
+        epsilon_base=0.2,
+        epsilon_min=0.0,
+        epsilon_max=3.0,
+        bins=5,
+        bin_on="current",
+        variance_epsilon=1e-8,
+        dual_clip=3.0,
+        scope="micro_batch",
     ),
 }
 GOLDEN = {
     "acpo": Setup(
         "acpo_reference",
-        {
-            **dict(alpha="variance_alpha", epsilon_base="variance_base_clip", epsilon_min="variance_clip_min"),
-            **dict(epsilon_max="variance_clip_max", bins="variance_num_bins", dual_clip="clip_ratio_c"),
-        },
+        dict(
+            alpha="variance_alpha",
+            epsilon_base="variance_base_clip",
+            epsilon_min="variance_clip_min",
+            epsilon_max="variance_clip_max",
+            bins="variance_num_bins",
+            dual_clip="clip_ratio_c",
+        ),
     ),
     "paper_acpo": Setup(
         "acpo",
@@ -44,11 +62,11 @@ def check_training(values):
     assert min(means) >= 0.2 - 1e-9 and max(means) > 0.21
 
 
-def decided(method, ratio, probability, mask=None):
-    ratio, mask = row(*ratio), None if mask is None else row(*mask, dtype=torch.bool)
-    t = tokens_at(ratio, torch.zeros_like(ratio), mask=mask, old_log_prob=row(*probability).log())
-    statistics = method.statistics(t)
-    return t, statistics, method.decide(statistics)
+def make_tokens(ratio, probability, mask=None):
+    """Return one sequence with ratios to these probabilities under the old policy."""
+    ratio = row(*ratio)
+    mask = None if mask is None else row(*mask, dtype=torch.bool)
+    return tokens_at(ratio, torch.zeros_like(ratio), mask=mask, old_log_prob=row(*probability).log())
 
 
 def test_two_bins_by_hand():
@@ -57,49 +75,67 @@ def test_two_bins_by_hand():
     # neither.
     ratios = [0.5, 1.5, 0.5, 1.5, 1.0, 1.2, 9.0]
     probabilities = [0.1, 0.4, 0.1, 0.4, 0.6, 0.9, 0.9]
-    t, statistics, decision = decided(method, ratios, probabilities, [True] * 6 + [False])
+    t = make_tokens(ratios, probabilities, mask=[True] * 6 + [False])
+    statistics = method.statistics(t)
+    decision = method.decide(statistics)
     assert_close(statistics, torch.tensor([4, 2, 0, 0.2, 1, 0.04], dtype=torch.float64))
     assert_close(decision, torch.tensor([0.5, 0.1, 1.7, 0.5], dtype=torch.float64))
     low, high = method.bounds(t, decision)
     assert_close(low, row(*[-0.7] * 4, *[0.5] * 3))
     assert_close(high, row(*[2.7] * 4, *[1.5] * 3))
-    found = find_declarations(method, method.metrics(statistics, decision))
-    named = {key: value.item() for _, members in found for key, value in members.items()}
-    families = {"count": (4.0, 2.0), "epsilon": (1.7, 0.5)}
-    expected = {f"{key}/bin_{k}": values[k] for key, values in families.items() for k in (0, 1)}
-    assert named.keys() == expected.keys(), "a metric has no value by hand here, or is logged no more"
-    assert named == pytest.approx(expected)
+    declared = find_declarations(method, method.metrics(statistics, decision))
+    metrics = {key: value.item() for _, members in declared for key, value in members.items()}
+    expected = {"count/bin_0": 4.0, "count/bin_1": 2.0, "epsilon/bin_0": 1.7, "epsilon/bin_1": 0.5}
+    assert metrics.keys() == expected.keys(), "a metric has no value by hand here, or is logged no more"
+    assert metrics == pytest.approx(expected)
 
 
-def test_bin_edges_and_equal_ratios_far_from_one():
-    # An edge belongs to the upper bin, 1 to the last one; rounding can put a probability above 1.
-    probabilities = [0.0, 0.25, 0.5, 0.75, 0.999, 1.0, 1.0 + 1e-6]
-    assert decided(Acpo(bins=4), [1.0] * 7, probabilities)[1][:4].tolist() == [1.0, 1.0, 1.0, 4.0]
-    # Zero, and not NaN.
-    for ratio in (1e-8, 3.7, 1e8):
-        sigma = decided(Acpo(bins=1), [ratio] * 7, [0.5] * 7)[2][0].item()
-        assert 0 <= sigma <= 1e-7 * max(1.0, ratio)
+def test_an_edge_belongs_to_the_upper_bin_and_1_to_the_last_one():
+    # Rounding can put a probability above 1.
+    t = make_tokens([1.0] * 7, [0.0, 0.25, 0.5, 0.75, 0.999, 1.0, 1.0 + 1e-6])
+    counts = Acpo(bins=4).statistics(t)[:4]
+    assert counts.tolist() == [1.0, 1.0, 1.0, 4.0]
+
+
+@pytest.mark.parametrize("ratio", [1e-8, 3.7, 1e8])
+def test_equal_ratios_far_from_one_have_no_spread(ratio):
+    method = Acpo(bins=1)
+    sigma = method.decide(method.statistics(make_tokens([ratio] * 7, [0.5] * 7)))[0].item()
+    assert 0 <= sigma <= 1e-7 * max(1.0, ratio)
 
 
 @pytest.mark.parametrize(
-    ("method", "ratio", "probability", "expected"),
+    ("method", "t", "expected_decision"),
     [
-        # Caps apply to bins with tokens alone.
-        (
+        pytest.param(
             Acpo(bins=3, epsilon_min=0.5, epsilon_max=1.0),
-            [1, 1, 0.5, 2.5],
-            [0.1, 0.1, 0.5, 0.5],
+            make_tokens([1, 1, 0.5, 2.5], [0.1, 0.1, 0.5, 0.5]),
             [0, 1, 0, 0.5, 1, 0.2],
+            id="caps apply to bins with tokens alone",
         ),
-        # Bins with too few tokens keep the base.
-        (Acpo(bins=1, min_tokens=3), [0.5, 1.5], [0.5, 0.5], [0.0, 0.2]),
-        (Acpo(bins=1, min_tokens=2), [0.5, 1.5], [0.5, 0.5], [0.5, 1.7]),
-        # Under the root.
-        (Acpo(bins=1, variance_epsilon=1e-8), [1.3, 1.3], [0.5, 0.5], [1e-4, 0.2003]),
+        pytest.param(
+            Acpo(bins=1, min_tokens=3),
+            make_tokens([0.5, 1.5], [0.5, 0.5]),
+            [0.0, 0.2],
+            id="a bin with too few tokens keeps the base",
+        ),
+        pytest.param(
+            Acpo(bins=1, min_tokens=2),
+            make_tokens([0.5, 1.5], [0.5, 0.5]),
+            [0.5, 1.7],
+            id="a bin with just enough tokens does not",
+        ),
+        pytest.param(
+            Acpo(bins=1, variance_epsilon=1e-8),
+            make_tokens([1.3, 1.3], [0.5, 0.5]),
+            [1e-4, 0.2003],
+            id="variance_epsilon is added under the root",
+        ),
     ],
 )
-def test_decisions_by_hand(method, ratio, probability, expected):
-    assert decided(method, ratio, probability)[2].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-12)
+def test_decisions_by_hand(method, t, expected_decision):
+    decision = method.decide(method.statistics(t))
+    assert decision.tolist() == pytest.approx(expected_decision, rel=1e-6, abs=1e-12)
 
 
 @pytest.mark.parametrize(

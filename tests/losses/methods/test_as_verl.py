@@ -9,9 +9,14 @@ import pytest
 from .facts import facts
 
 SAME_IN_VERL = facts("SAME_IN_VERL")
-CASES = [(name, mode, spread) for name, case in SAME_IN_VERL.items() for mode in case.modes for spread in case.spreads]
+CASES = [
+    (name, aggregation, spread)
+    for name, case in SAME_IN_VERL.items()
+    for aggregation in case.aggregations
+    for spread in case.spreads
+]
 
 
-@pytest.mark.parametrize(("name", "mode", "spread"), CASES)
-def test_same_as_verls_own(name, mode, spread):
-    SAME_IN_VERL[name].check(mode, spread)
+@pytest.mark.parametrize(("name", "aggregation", "spread"), CASES)
+def test_same_as_verls_own(name, aggregation, spread):
+    SAME_IN_VERL[name].check(aggregation, spread)

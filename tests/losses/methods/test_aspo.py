@@ -5,7 +5,7 @@ import math
 from tests.golden.settings import EPSILONS, UNCLAMPED, Setup, above, below
 from verl_clipx.losses.methods.aspo import Aspo
 
-from .at import HandRow, make_test_of_rows
+from .hand_rows import HandRow, make_test_of_rows
 
 CLIP = dict(clip_low=0.8, clip_high=1.2)
 PUBLISHED = {

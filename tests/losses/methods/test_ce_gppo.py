@@ -3,7 +3,7 @@
 from tests.golden.settings import EPSILONS, UNCLAMPED, Setup
 from verl_clipx.losses.methods.ce_gppo import CeGppo
 
-from .at import HandRow, make_test_of_rows
+from .hand_rows import HandRow, make_test_of_rows
 
 PUBLISHED = {
     "ce_gppo": dict(clip_low=0.8, clip_high=1.2, beta_low=0.75, beta_high=1.0, dual_clip=None),

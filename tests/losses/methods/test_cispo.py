@@ -5,8 +5,8 @@ import math
 from tests.golden.settings import EPSILONS, UNCLAMPED, Setup, above, below, bounds
 from verl_clipx.losses.methods.cispo import Cispo
 
-from .against_verl import AsVerl
-from .at import HandRow, make_test_of_rows
+from .against_verl import SameInVerl
+from .hand_rows import HandRow, make_test_of_rows
 
 PUBLISHED = {
     "cispo": dict(clip_low=0.8, clip_high=1.2, mask_low=None, mask_high=None),
@@ -19,8 +19,9 @@ GOLDEN = {
         {
             # The release's lower bound of 1 - 1 bounds nothing, which the group writes as null.
             "clip_low": ("clip_ratio_is_low", lambda epsilon: below(epsilon) or None),
-            **{"clip_high": ("clip_ratio_is_high", above)},
-            **{"mask_low": ("cliprange_low", below), "mask_high": ("cliprange_high", above)},
+            "clip_high": ("clip_ratio_is_high", above),
+            "mask_low": ("cliprange_low", below),
+            "mask_high": ("cliprange_high", above),
         },
     ),
     "verl091_cispo": Setup("cispo", bounds("clip_ratio_low", "clip_ratio_high")),
@@ -28,15 +29,14 @@ GOLDEN = {
 }
 # verl's clip fraction counts every clamped weight (tests/training/worker/test_golden.py).
 SAME_IN_VERL = {
-    "cispo": AsVerl(
-        ("+clipx=cispo",),
-        ("policy_loss.loss_mode=cispo",),
-        ("ppo_kl",),
+    "cispo": SameInVerl(
+        overrides=("+clipx=cispo",),
+        verl_overrides=("policy_loss.loss_mode=cispo",),
+        metrics=("ppo_kl",),
         spreads=(0.05, 1.0, 12.0),
         weighted=True,
     )
 }
-MASKED = dict(clip_low=None, clip_high=3.0)
 
 test_by_hand = make_test_of_rows(
     {
@@ -62,10 +62,16 @@ test_by_hand = make_test_of_rows(
             weight=(0.0, 0.5, 0.75, 1.3, 0.0, 1.4, 1.45),
         ),
         "its lower side alone": HandRow(
-            method=Cispo(mask_low=0.8, **MASKED), ratio=(0.5, 2.0), advantages=(-1.0, 1.0), weight=(0.0, 2.0)
+            method=Cispo(clip_low=None, clip_high=3.0, mask_low=0.8),
+            ratio=(0.5, 2.0),
+            advantages=(-1.0, 1.0),
+            weight=(0.0, 2.0),
         ),
         "its upper side alone": HandRow(
-            method=Cispo(mask_high=1.2, **MASKED), ratio=(0.5, 2.0), advantages=(-1.0, 1.0), weight=(0.5, 0.0)
+            method=Cispo(clip_low=None, clip_high=3.0, mask_high=1.2),
+            ratio=(0.5, 2.0),
+            advantages=(-1.0, 1.0),
+            weight=(0.5, 0.0),
         ),
         "value": HandRow(
             method=Cispo(),

@@ -9,7 +9,7 @@ import torch
 from tests.golden.settings import Setup
 from verl_clipx.losses.methods.cppo import Cppo, quantile
 
-from .at import HandRow, make_test_of_rows, tokens_from_to
+from .hand_rows import HandRow, make_test_of_rows, tokens_from_to
 
 PUBLISHED = {
     "cppo": dict(threshold=0.15, weight_last=0.8, budget=0.02, budget_factor=2.0, length=None, weight_high=None),
@@ -81,7 +81,7 @@ def test_the_quantile_is_numpys():
     values = torch.rand(40, 23, generator=generator, dtype=torch.float64) ** 3
     values[::4] = (values[::4] * 4).round() / 4
     mask = torch.arange(23) < torch.arange(40)[:, None]
-    found = quantile(torch.where(mask, values, 0.0), mask, 0.9)[:, 0]
-    for row, inside, quantile_of_row in zip(values, mask, found, strict=True):
-        expected = float(np.quantile(row[inside].numpy(), 0.9)) if inside.any() else 0.0
-        assert float(quantile_of_row) == pytest.approx(expected, abs=1e-12)
+    quantiles = quantile(torch.where(mask, values, 0.0), mask, 0.9)[:, 0]
+    for sequence, is_inside, quantile_of_sequence in zip(values, mask, quantiles, strict=True):
+        expected = float(np.quantile(sequence[is_inside].numpy(), 0.9)) if is_inside.any() else 0.0
+        assert float(quantile_of_sequence) == pytest.approx(expected, abs=1e-12)

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from tests.golden.settings import Setup
 from verl_clipx.losses.methods.ctpo import Ctpo
 
-from .at import HandRow, make_test_of_rows, outcome, row, tokens_at
+from .hand_rows import HandRow, apply_method, make_test_of_rows, row, tokens_at
 
 PUBLISHED = {"ctpo": dict(width_low=0.025, width_high=0.05, width_dual=0.05, power=0.5)}
 VARIANTS = ({"width_dual": None, "power": 0.0},)
@@ -44,11 +44,11 @@ test_clipped_by_the_prefix = make_test_of_rows(
 
 
 def test_bounds_widen_with_the_position_among_the_responses_tokens():
-    bounds = outcome(METHOD, tokens_at(row(*RATIO), row(*[1.0] * 4))).bounds
+    bounds = apply_method(METHOD, tokens_at(row(*RATIO), row(*[1.0] * 4))).bounds
     assert_close(bounds.high, row(*(math.exp(0.1 * math.sqrt(position)) for position in (1, 2, 3, 4))))
     assert_close(bounds.low * bounds.high, row(*[1.0] * 4))
     assert_close(
-        outcome(Ctpo(power=0.0), tokens_at(row(*RATIO), row(*[1.0] * 4))).bounds.high, row(*[math.exp(0.05)] * 4)
+        apply_method(Ctpo(power=0.0), tokens_at(row(*RATIO), row(*[1.0] * 4))).bounds.high, row(*[math.exp(0.05)] * 4)
     )
     masked = tokens_at(row(1.0, 1.0, 1.0), row(1.0, 1.0, 1.0), mask=torch.tensor([[True, False, True]]))
-    assert_close(outcome(METHOD, masked).bounds.high[0, 2].item(), math.exp(0.1 * math.sqrt(2)))
+    assert_close(apply_method(METHOD, masked).bounds.high[0, 2].item(), math.exp(0.1 * math.sqrt(2)))

@@ -12,7 +12,7 @@ from verl_clipx.losses.contract.contract import example
 from verl_clipx.losses.methods.dcpo import Dcpo
 
 from .against_verl import assert_gradient_of
-from .at import HandRow, make_test_of_rows, outcome, row, tokens_at
+from .hand_rows import HandRow, apply_method, make_test_of_rows, row, tokens_at
 
 PUBLISHED = {
     "dcpo": dict(epsilon_low=0.16, epsilon_high=0.2, largest_ratio=10.0, dual_clip=10.0),
@@ -37,7 +37,7 @@ test_weights_by_hand = make_test_of_rows(
 
 def bounds_at(method, *probability, dtype=torch.float64):
     q = row(*probability, dtype=dtype)
-    return outcome(method, tokens_at(torch.ones_like(q), torch.ones_like(q), old_log_prob=q.log())).bounds
+    return apply_method(method, tokens_at(torch.ones_like(q), torch.ones_like(q), old_log_prob=q.log())).bounds
 
 
 def test_bounds_by_hand():

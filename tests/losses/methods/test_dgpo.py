@@ -7,7 +7,7 @@ import math
 from tests.golden.settings import EPSILONS, Setup
 from verl_clipx.losses.methods.dgpo import Dgpo
 
-from .at import HandRow, make_test_of_rows
+from .hand_rows import HandRow, make_test_of_rows
 
 PUBLISHED = {
     "dgpo": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=None),

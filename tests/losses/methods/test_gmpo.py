@@ -9,8 +9,8 @@ import pytest
 
 from verl_clipx.losses.methods.gmpo import Gmpo
 
-from .against_verl import AsVerl
-from .at import HandRow, make_test_of_rows
+from .against_verl import SameInVerl
+from .hand_rows import HandRow, make_test_of_rows
 
 # A width of 0.4 on the log-ratio.
 PUBLISHED = {
@@ -23,25 +23,26 @@ def check_training(values):
     assert sum(values("actor/pg_clipfrac")) > 0
 
 
-def of_the_papers_form(batch):
-    """No empty sequence, and advantages that are the sequence's."""
+def give_the_papers_form(batch):
+    """Take out the empty sequence, and give all tokens of a sequence one advantage."""
     batch.update({name: tensor[:-1] for name, tensor in batch.items()})
     batch["advantages"] = batch["advantages"][:, :1].expand(-1, 12).clone()
 
 
 SAME_IN_VERL = {
-    "gmpo": AsVerl(
-        ("+clipx=gmpo",),
-        ("policy_loss.loss_mode=geo_mean", "clip_ratio_low=0.4", "clip_ratio_high=0.4"),
+    "gmpo": SameInVerl(
+        overrides=("+clipx=gmpo",),
+        verl_overrides=("policy_loss.loss_mode=geo_mean", "clip_ratio_low=0.4", "clip_ratio_high=0.4"),
         metrics=(),
         spreads=(1e-2, 0.5, 3.0),
-        modes=("seq-mean-token-mean",),
-        change=of_the_papers_form,
+        aggregations=("seq-mean-token-mean",),
+        change_batch=give_the_papers_form,
         # verl divides by (tokens + 1e-8).
         rtol=1e-6,
     )
 }
-METHOD, FREE = Gmpo(clip_low=0.5, clip_high=2.0), Gmpo(clip_low=None, clip_high=None)
+METHOD = Gmpo(clip_low=0.5, clip_high=2.0)
+WITHOUT_BOUNDS = Gmpo(clip_low=None, clip_high=None)
 
 test_by_hand = make_test_of_rows(
     {
@@ -56,8 +57,8 @@ test_by_hand = make_test_of_rows(
         "below with A > 0": HandRow(method=METHOD, ratio=(0.25, 0.25), advantages=2.0, weight=0.25, value=-0.5),
         "above with A < 0": HandRow(method=METHOD, ratio=(4.0, 4.0), advantages=-2.0, weight=4.0, value=8.0),
         "A = 0, as in verl": HandRow(method=METHOD, ratio=(4.0, 2.0), advantages=0.0, weight=1.0, value=0.0),
-        "no upper bound": HandRow(method=FREE, ratio=(9.0, 1.0), advantages=1.0, weight=3.0),
-        "no lower bound": HandRow(method=FREE, ratio=(1 / 9, 1.0), advantages=-1.0, weight=1 / 3),
+        "no upper bound": HandRow(method=WITHOUT_BOUNDS, ratio=(9.0, 1.0), advantages=1.0, weight=3.0),
+        "no lower bound": HandRow(method=WITHOUT_BOUNDS, ratio=(1 / 9, 1.0), advantages=-1.0, weight=1 / 3),
         "tokens outside the mask": HandRow(
             method=Gmpo(),
             ratio=(4.0, 1.0, 9.0),

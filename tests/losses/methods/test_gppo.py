@@ -6,7 +6,7 @@ from tests.golden.settings import EPSILONS, UNCLAMPED, Setup
 from verl_clipx.losses.methods import Bounds
 from verl_clipx.losses.methods.gppo import Gppo
 
-from .at import HandRow, make_test_of_rows, row
+from .hand_rows import HandRow, make_test_of_rows, row
 
 PUBLISHED = {"gppo": dict(clip_low=0.8, clip_high=1.2)}
 GOLDEN = {"paper_gppo": Setup("gppo", EPSILONS, UNCLAMPED)}

@@ -8,8 +8,8 @@ from tests.golden.settings import EPSILONS, OF_RELEASES, UNCLAMPED, Setup, bound
 from verl_clipx.losses.methods import Bounds
 from verl_clipx.losses.methods.grpo import Grpo
 
-from .against_verl import AsVerl
-from .at import HandRow, make_test_of_rows, row
+from .against_verl import SameInVerl
+from .hand_rows import HandRow, make_test_of_rows, row
 
 PUBLISHED = {
     "grpo": dict(clip_low=0.8, clip_high=1.2, dual_clip=3.0, log_ratio_clamp=20.0),
@@ -23,10 +23,10 @@ GOLDEN = {
     "paper_grpo": Setup("grpo", EPSILONS, ("clipx.dual_clip=null", *UNCLAMPED)),
 }
 SAME_IN_VERL = {
-    "grpo": AsVerl(
-        ("+clipx=grpo",),
-        ("policy_loss.loss_mode=vanilla",),
-        ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"),
+    "grpo": SameInVerl(
+        overrides=("+clipx=grpo",),
+        verl_overrides=("policy_loss.loss_mode=vanilla",),
+        metrics=("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"),
         spreads=(0.05, 1.0, 12.0),
         weighted=True,
     )
@@ -37,8 +37,8 @@ def check_training(values):
     assert sum(values("actor/pg_clipfrac")) > 0
 
 
-FAR = Grpo(dual_clip=None, log_ratio_clamp=None)
-E25, E20 = math.exp(25), math.exp(20)
+E20 = math.exp(20)
+E25 = math.exp(25)
 
 test_by_hand = make_test_of_rows(
     {
@@ -66,7 +66,7 @@ test_by_hand = make_test_of_rows(
         # ACPO's epsilon can exceed 1.
         **{
             f"a lower bound of {low} never clips": HandRow(
-                method=FAR,
+                method=Grpo(dual_clip=None, log_ratio_clamp=None),
                 ratio=(1e-9, 1e9),
                 advantages=(-1.0, 1.0),
                 weight=(1e-9, 1e9),

@@ -12,12 +12,11 @@ from verl_clipx.losses.methods import Bounds
 from verl_clipx.losses.methods.ipo import Ipo
 
 from .against_verl import assert_gradient_of, ragged
-from .at import HandRow, make_test_of_rows, row, tokens_at, tokens_from_to
+from .hand_rows import HandRow, make_test_of_rows, row, tokens_at, tokens_from_to
 
 PUBLISHED = {"ipo": dict(threshold=0.3, kl_tau=0, ratio_cap=None), "ipo_reference": dict(threshold=0.3, ratio_cap=1e4)}
 VARIANTS = ({"threshold": None}, {"kl_tau": 1e-3}, {"kl_tau": 100}, {"ratio_cap": 1})
 LOG_2 = math.log(2)
-FREE = Bounds(-1.0, 1.0)
 # Changes of 0.25, 0.5, -0.25 and -0.5; equal to the threshold is kept.
 MOVES = ((0.25, 0.5), (0.25, 0.75), (0.5, 0.25), (0.75, 0.25))
 
@@ -57,8 +56,9 @@ test_a_token_that_moved_too_far_is_dropped_for_every_sign = make_test_of_rows(
 
 
 def test_the_pull_is_there_where_the_advantage_is_0():
-    found = Ipo(kl_tau=0.5).gradient(tokens_at(row(1.0, 2.0, 0.5), row(0.0, 0.0, 1.0)), FREE, row(1.0, 2.0, 0.75))
-    assert_close(found, row(0.0, -LOG_2, 0.75))
+    t = tokens_at(row(1.0, 2.0, 0.5), row(0.0, 0.0, 1.0))
+    gradient = Ipo(kl_tau=0.5).gradient(t, Bounds(-1.0, 1.0), row(1.0, 2.0, 0.75))
+    assert_close(gradient, row(0.0, -LOG_2, 0.75))
 
 
 @pytest.mark.parametrize("kl_tau", [0.0, 0.3])
@@ -69,7 +69,7 @@ def test_the_gradient_is_that_of_the_stated_objective(kl_tau):
     def objective(log_prob):
         kept = ((log_prob.exp() - old.exp()).abs() <= 0.3).detach()
         assert (~kept & batch["response_mask"]).any()
-        of_kept = torch.where(kept, (log_prob - old).exp() * batch["advantages"], 0.0)
-        return of_kept - kl_tau * (log_prob - old).square()
+        surrogate = torch.where(kept, (log_prob - old).exp() * batch["advantages"], 0.0)
+        return surrogate - kl_tau * (log_prob - old).square()
 
     assert_gradient_of("ipo", batch, objective, (f"clipx.kl_tau={kl_tau}",))

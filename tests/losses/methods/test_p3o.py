@@ -14,7 +14,7 @@ from verl_clipx.losses.methods import Bounds
 from verl_clipx.losses.methods.p3o import P3o
 
 from .against_verl import ragged
-from .at import HandRow, decision, make_test_of_rows, row, tokens_at
+from .hand_rows import HandRow, decide, make_test_of_rows, row, tokens_at
 
 PUBLISHED = {"p3o": {}}
 GOLDEN = {"feynrl_p3o": Setup("p3o", {})}
@@ -63,9 +63,8 @@ def test_its_gradient_is_that_of_the_authors_formula(x, advantage):
     pull = log_ratio + (-log_ratio).clamp(-10, 10).exp() - 1
     objective = capped * advantage * log_ratio - 0.5 * pull
     objective.sum().backward()
-    given = row(advantage)
-    # Not through a ratio, whose logarithm needn't be exactly 10.
-    t = tokens_at(log_ratio.detach().exp(), given)._replace(log_ratio=log_ratio.detach())
+    # The log-ratio itself, since the logarithm of a ratio needn't be exactly 10.
+    t = tokens_at(log_ratio.detach().exp(), row(advantage))._replace(log_ratio=log_ratio.detach())
     weight = P3o().gradient_weight(t, CAP)
     assert_close(P3o().gradient(t, CAP, weight), log_ratio.grad, rtol=1e-12, atol=1e-15)
 
@@ -82,6 +81,10 @@ def test_the_cap_of_parts_is_that_of_the_whole():
     sums = P3o().statistics(whole)
     parts = [tokens_at(ratio[k::2], batch["advantages"][k::2], mask=batch["response_mask"][k::2]) for k in range(2)]
     assert_close(sum(map(P3o().statistics, parts)), sums)
-    each = [float(decision(P3o(), part)) for part in parts]
-    assert 0 < float(decision(P3o(), whole)) < 1 and abs(each[0] - each[1]) > 1e-3
+    assert 0 < float(decide(P3o(), whole)) < 1
+    first_cap, second_cap = (float(decide(P3o(), part)) for part in parts)
+    assert abs(first_cap - second_cap) > 1e-3
+
+
+def test_without_tokens_the_cap_is_1():
     assert float(P3o().decide(torch.zeros(3, dtype=torch.float64))) == 1

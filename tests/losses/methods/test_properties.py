@@ -15,80 +15,108 @@ from verl_clipx.losses.contract import contract
 from verl_clipx.losses.contract.contract import SPOILED, apply_and_differentiate, example, spoiled
 from verl_clipx.losses.contract.runner import check_method
 from verl_clipx.losses.groups import group_names, group_settings
-from verl_clipx.losses.methods import BUILT_IN
-from verl_clipx.losses.methods import METHODS as CLASSES
+from verl_clipx.losses.methods import BUILT_IN, METHODS
 from verl_clipx.losses.modifiers.hold import width_of
 from verl_clipx.run.config import Settings, build
 
 from .against_verl import ragged
 from .facts import fact
 
-NODES = {group: build(**node) for group in group_names() if "method" in (node := group_settings(group))}
-METHODS = {group: node.method for group, node in NODES.items() if isinstance(node, Settings)}
-# Settings that no group has.
-VARIANTS = {f"{of}, {how}": CLASSES[of](**how) for of in BUILT_IN for how in fact(of, "VARIANTS", ())}
-HOLDING = {
-    f"{name} that holds a target": build(name, hold={"value": 0.1}).method
-    for name in BUILT_IN
-    if width_of(CLASSES[name]()) is not None
-}
-CONTRACT = METHODS | VARIANTS | HOLDING
+
+def build_groups():
+    """Return the method of each group that chooses one, by the group's name."""
+    methods = {}
+    for group in group_names():
+        values = group_settings(group)
+        if "method" not in values:
+            continue
+        settings = build(**values)
+        if isinstance(settings, Settings):
+            methods[group] = settings.method
+    return methods
 
 
-def form(method):
-    """What makes another formula: words, and what is null. Numbers make the same one with others."""
-    return method.name, *(value if isinstance(value, str) else value is None for value in method.parameters.values())
+METHODS_OF_GROUPS = build_groups()
 
 
-# A group for each formula; verl's signature leaves out what some ask for.
-FORMULAS = {form(method): group for group, method in reversed(METHODS.items()) if not method.asks_for}.values()
+def list_every_method():
+    """Return the methods of all groups, of settings that only a method's test has, and those that hold a target."""
+    parameters = [pytest.param(method, id=group) for group, method in METHODS_OF_GROUPS.items()]
+    for name in BUILT_IN:
+        for variant in fact(name, "VARIANTS", ()):
+            parameters.append(pytest.param(METHODS[name](**variant), id=f"{name}, {variant}"))
+    for name in BUILT_IN:
+        if width_of(METHODS[name]()) is None:
+            continue
+        # What solves for the width is one piece of code: a bound on the ratio, one on a sequence's and one on a
+        # probability stand for all.
+        marks = [] if name in ("grpo", "gspo", "dppo") else [pytest.mark.matrix]
+        method = build(name, hold={"value": 0.1}).method
+        parameters.append(pytest.param(method, id=f"{name} that holds a target", marks=marks))
+    return parameters
 
-# What solves for the width is one piece of code; a bound on the ratio, a sequence's and a probability's stand for all.
-HELD_BY_DEFAULT = {f"{name} that holds a target" for name in ("grpo", "gspo", "dppo")}
-every_method = pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(
-            method, id=name, marks=() if name in HELD_BY_DEFAULT or name not in HOLDING else pytest.mark.matrix
-        )
-        for name, method in CONTRACT.items()
-    ],
-)
+
+every_method = pytest.mark.parametrize("method", list_every_method())
 
 
-def test_every_method_is_in_the_table():
-    assert {METHODS[name].name for name in FORMULAS} == set(BUILT_IN)
+def find_formula(method):
+    """Return what makes a formula: the method, words, and what is null. With other numbers it stays the same."""
+    values = method.parameters.values()
+    return method.name, *(value if isinstance(value, str) else value is None for value in values)
+
+
+def list_groups_by_formula():
+    """Return a group for each formula, without those that ask for what verl's signature leaves out."""
+    groups = {}
+    for group, method in METHODS_OF_GROUPS.items():
+        if not method.asks_for:
+            groups.setdefault(find_formula(method), group)
+    return [*groups.values()]
+
+
+GROUPS_BY_FORMULA = list_groups_by_formula()
+
+
+def test_every_method_has_a_group_for_its_formula():
+    assert {METHODS_OF_GROUPS[group].name for group in GROUPS_BY_FORMULA} == set(BUILT_IN)
 
 
 @every_method
 def test_the_contract_is_kept(method, monkeypatch):
     monkeypatch.setattr(contract, "COMPILED_CHECKS", ())
-    checks = list(check_method(method))
-    assert len(checks) == len(contract.CHECKS) and [found for found in checks if found.outcome == "failed"] == []
+    verdicts = list(check_method(method))
+    assert len(verdicts) == len(contract.CHECKS)
+    assert [verdict for verdict in verdicts if verdict.outcome == "failed"] == []
 
 
 @every_method
 def test_what_is_not_finite_stays_with_its_token_or_what_is_bounded_with_it(method):
     expected, expected_gradient = apply_and_differentiate(method, example())
+    sequence, token = SPOILED
     # The token, or its sequence where tokens share a ratio, or the ratios before them, or their weights a mean.
-    others = torch.ones_like(expected_gradient, dtype=torch.bool)
-    others[SPOILED[0], slice(None) if method.by_sequence else SPOILED[1]] = False
+    is_other = torch.ones_like(expected_gradient, dtype=torch.bool)
+    if method.by_sequence:
+        is_other[sequence] = False
+    else:
+        is_other[sequence, token] = False
     for case, tensors in spoiled(method, torch.float64):
         # The bounds of a mini-batch, so that the others are what they were.
-        result, actual = apply_and_differentiate(method, tensors, expected.statistics)
-        for found, before in ((result.value, expected.value), (actual, expected_gradient)):
-            assert found[SPOILED].isnan(), case
-            assert torch.equal(found[others], before[others]), case
+        result, gradient = apply_and_differentiate(method, tensors, expected.statistics)
+        assert result.value[SPOILED].isnan(), case
+        assert gradient[SPOILED].isnan(), case
+        assert torch.equal(result.value[is_other], expected.value[is_other]), case
+        assert torch.equal(gradient[is_other], expected_gradient[is_other]), case
 
 
-@pytest.mark.parametrize("name", FORMULAS)
-def test_on_policy_the_gradient_is_the_plain_policy_gradient(name):
+@pytest.mark.parametrize("group", GROUPS_BY_FORMULA)
+def test_on_policy_the_gradient_is_the_plain_policy_gradient(group):
     batch = ragged(5)
     batch["log_prob"] = batch["old_log_prob"].clone()
     mask = batch["response_mask"]
     expected = torch.where(mask, -batch["advantages"] / mask.sum(), 0.0)
-    found = registered_loss(built_once((f"+clipx={name}",)), batch)[1]
-    if fact(METHODS[name].name, "DRAWS_TOKENS", False):
-        assert (found == 0).sum() == (expected == 0).sum() + 1
-        expected = torch.where(found == 0, 0.0, expected)
-    assert_close(found, expected, rtol=1e-12, atol=0)
+    _, gradient, _ = registered_loss(built_once((f"+clipx={group}",)), batch)
+    if fact(METHODS_OF_GROUPS[group].name, "DRAWS_TOKENS", False):
+        # The one token that it draws has none.
+        assert (gradient == 0).sum() == (expected == 0).sum() + 1
+        expected = torch.where(gradient == 0, 0.0, expected)
+    assert_close(gradient, expected, rtol=1e-12, atol=0)

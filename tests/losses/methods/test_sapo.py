@@ -6,21 +6,22 @@ import math
 
 from verl_clipx.losses.methods.sapo import Sapo
 
-from .against_verl import AsVerl
-from .at import HandRow, make_test_of_rows
+from .against_verl import SameInVerl
+from .hand_rows import HandRow, make_test_of_rows
 
 PUBLISHED = {"sapo": dict(tau_positive=1.0, tau_negative=1.05, log_ratio_clamp=20.0)}
 VARIANTS = ({"tau_positive": 0.01, "tau_negative": 100, "log_ratio_clamp": None},)
 SAME_IN_VERL = {
-    f"sapo at {positive} and {negative}": AsVerl(
-        ("+clipx=sapo", f"clipx.tau_positive={positive}", f"clipx.tau_negative={negative}"),
-        ("policy_loss.loss_mode=sapo", f"tau_pos={positive}", f"tau_neg={negative}"),
+    f"sapo at {positive} and {negative}": SameInVerl(
+        overrides=("+clipx=sapo", f"clipx.tau_positive={positive}", f"clipx.tau_negative={negative}"),
+        verl_overrides=("policy_loss.loss_mode=sapo", f"tau_pos={positive}", f"tau_neg={negative}"),
         spreads=(1e-2, 0.7, 15.0),
-        modes=("seq-mean-token-mean",),
+        aggregations=("seq-mean-token-mean",),
     )
     for positive, negative in ((1, 1.05), (3, 0.4))
 }
-LOG_3, E25 = math.log(3), math.exp(25)
+LOG_3 = math.log(3)
+E25 = math.exp(25)
 
 test_by_hand = make_test_of_rows(
     {

@@ -5,7 +5,7 @@ own function, whose pull request no release of verl has.
 from verl_clipx.losses.methods.spo import Spo
 
 from .against_verl import assert_gradient_of, ragged
-from .at import HandRow, make_test_of_rows
+from .hand_rows import HandRow, make_test_of_rows
 
 PUBLISHED = {"spo": dict(epsilon=0.2)}
 VARIANTS = ({"epsilon": 12.5, "log_ratio_clamp": None},)

@@ -7,7 +7,7 @@ import math
 from tests.golden.settings import Setup, bounds
 from verl_clipx.losses.methods.two_sided import TwoSided
 
-from .at import HandRow, make_test_of_rows
+from .hand_rows import HandRow, make_test_of_rows
 
 PUBLISHED = {"two_sided": dict(clip_low=0.8, clip_high=1.2)}
 VARIANTS = ({"clip_low": None, "clip_high": None},)

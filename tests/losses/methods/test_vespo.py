@@ -7,7 +7,7 @@ import math
 from tests.golden.settings import Setup
 from verl_clipx.losses.methods.vespo import Vespo
 
-from .at import HandRow, make_test_of_rows
+from .hand_rows import HandRow, make_test_of_rows
 
 PUBLISHED = {"vespo": dict(k_positive=2.0, lambda_positive=3.0, k_negative=3.0, lambda_negative=2.0)}
 VARIANTS = ({"k_positive": 1.0, "lambda_negative": 5.0},)

@@ -54,15 +54,15 @@ class Outcome(NamedTuple):
     value: Tensor
 
 
-def decision(method: Method, t: Tokens) -> Tensor:
+def decide(method: Method, t: Tokens) -> Tensor:
     """What a method decides from tokens."""
     return method.decide(compute_statistics(method, t, None))
 
 
-def outcome(method: Method, t: Tokens, bounds: Bounds | None = None) -> Outcome:
+def apply_method(method: Method, t: Tokens, bounds: Bounds | None = None) -> Outcome:
     """What a method makes of tokens; bounds: None for its own."""
     if bounds is None:
-        bounds = method.bounds(t, decision(method, t))
+        bounds = method.bounds(t, decide(method, t))
     weight = method.gradient_weight(t, bounds)
     return Outcome(bounds, weight, method.loss_value(t, bounds, weight))
 
@@ -102,7 +102,7 @@ class HandRow:
             mask=None if self.mask is None else rows(self.mask).bool(),
             old_log_prob=rows(self.old, ratio).log(),
         )
-        actual = outcome(self.method, t, self.bounds)
+        actual = apply_method(self.method, t, self.bounds)
         expected = rows(self.weight, ratio)
         compared = actual.weight.where(~expected.isnan(), torch.nan)
         assert_close(compared, expected, rtol=1e-12, atol=1e-15, equal_nan=True)
