@@ -16,6 +16,7 @@ import torch
 from tests.claims.documents import ROOT, blocks_of
 from tests.composition import built_once
 from tests.golden.runs import registered_loss
+from tests.messages import assert_names
 from verl_clipx import clip_loss
 from verl_clipx.losses.clip_loss import NEEDED
 from verl_clipx.losses.contract.contract import example
@@ -26,11 +27,11 @@ from verl_clipx.run.config import RunSettings
 TENSORS = example(torch.float64)
 TOKENS = tuple(TENSORS[name] for name in ("log_prob", "old_log_prob", "advantages", "mask"))
 PAGE = (ROOT / "docs" / "elsewhere.md").read_text()
-ROLLOUT = {"rollout_log_prob": TENSORS["rollout_log_prob"]}
-FEW = "ignore:what .* clips follows from statistics"
+ROLLOUT_LOG_PROB = TENSORS["rollout_log_prob"]
+allow_few_tokens = pytest.mark.filterwarnings("ignore:what .* clips follows from statistics")
 
 
-@pytest.mark.filterwarnings(FEW)
+@allow_few_tokens
 @pytest.mark.parametrize(
     ("overrides", "name", "parameters"),
     [
@@ -48,109 +49,175 @@ FEW = "ignore:what .* clips follows from statistics"
     ],
 )
 def test_its_gradient_is_that_of_verls_call_of_the_same_loss(overrides, name, parameters):
-    inputs = {**dict(zip(("log_prob", "old_log_prob", "advantages", "response_mask"), TOKENS, strict=True)), **ROLLOUT}
-    _, expected, _ = registered_loss(built_once((*overrides.split(), "clipx.scope=micro_batch")), inputs, **ROLLOUT)
-    log_prob = TOKENS[0].clone().requires_grad_()
-    loss, info = clip_loss(name, **parameters)(log_prob, *TOKENS[1:], **ROLLOUT)
-    (loss.sum() / TOKENS[3].sum()).backward()
-    torch.testing.assert_close(log_prob.grad, expected, rtol=1e-12, atol=1e-15)
-    torch.testing.assert_close(info["gradient"] / TOKENS[3].sum(), log_prob.grad)
+    log_prob, old_log_prob, advantages, mask = TOKENS
+    inputs = {
+        "log_prob": log_prob,
+        "old_log_prob": old_log_prob,
+        "advantages": advantages,
+        "response_mask": mask,
+        "rollout_log_prob": ROLLOUT_LOG_PROB,
+    }
+    config = built_once((*overrides.split(), "clipx.scope=micro_batch"))
+    _, expected_gradient, _ = registered_loss(config, inputs, rollout_log_prob=ROLLOUT_LOG_PROB)
+    leaf = log_prob.clone().requires_grad_()
+    loss, info = clip_loss(name, **parameters)(leaf, old_log_prob, advantages, mask, rollout_log_prob=ROLLOUT_LOG_PROB)
+    (loss.sum() / mask.sum()).backward()
+    torch.testing.assert_close(leaf.grad, expected_gradient, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(info["gradient"] / mask.sum(), leaf.grad)
     assert not any(tensor.requires_grad for tensor in info.values())
 
 
 def test_it_shows_its_method_and_modifiers_and_nothing_of_a_run():
-    shown = repr(clip_loss("acpo", mask="icepop"))
-    assert "alpha=3.0" in shown and "IcePop(" in shown and "shaping=None" in shown
-    of_a_run = [field.name for field in dataclasses.fields(RunSettings)]
-    assert {"scope", "compile", "receipt", "log", "health", "trace"} <= {*of_a_run}
-    assert [key for key in of_a_run if f"{key}=" in shown] == []
+    text = repr(clip_loss("acpo", mask="icepop"))
+    assert "alpha=3.0" in text and "IcePop(" in text and "shaping=None" in text
+    run_settings = [field.name for field in dataclasses.fields(RunSettings)]
+    assert {"scope", "compile", "receipt", "log", "health", "trace"} <= {*run_settings}
+    assert [key for key in run_settings if f"{key}=" in text] == []
 
 
 def test_the_textbooks_grpo_has_no_dual_clip():
-    tokens = [torch.tensor([[of]]) for of in (2.0, 0.0, -1.0, True)]
-    assert clip_loss("grpo")(*tokens)[1]["weight"] == 0
-    assert clip_loss("grpo", dual_clip=None)(*tokens)[1]["weight"] == tokens[0].exp()
+    # A token with A < 0 and a ratio of e^2 = 7.4, beyond the dual clip's 3.
+    log_prob = torch.tensor([[2.0]])
+    old_log_prob = torch.tensor([[0.0]])
+    advantages = torch.tensor([[-1.0]])
+    mask = torch.tensor([[True]])
+    _, verls = clip_loss("grpo")(log_prob, old_log_prob, advantages, mask)
+    _, textbooks = clip_loss("grpo", dual_clip=None)(log_prob, old_log_prob, advantages, mask)
+    assert verls["weight"] == 0
+    assert textbooks["weight"] == log_prob.exp()
 
 
-@pytest.mark.filterwarnings(FEW)
+def select_sequences(rows):
+    """Return some sequences of `TENSORS` as a call's arguments, by name."""
+    names = ("log_prob", "old_log_prob", "advantages", "mask", "rollout_log_prob")
+    return {name: TENSORS[name][rows] for name in names}
+
+
+@allow_few_tokens
 @pytest.mark.parametrize("name", ["acpo", "bapo", "m2po", "kl_cov"])
-def test_the_sum_over_micro_batches_and_the_one_over_ranks_give_the_whole_batch(name):
+def test_the_sum_over_micro_batches_gives_the_whole_batch(name):
     loss = clip_loss(name)
-    _, whole = loss(*TOKENS, **ROLLOUT)
-    parts = [
-        ([of[rows] for of in TOKENS], {"rollout_log_prob": ROLLOUT["rollout_log_prob"][rows]})
-        for rows in torch.arange(len(TOKENS[0])).tensor_split(3)
-    ]
-    sums = sum(loss.statistics(*tokens, **more) for tokens, more in parts)
+    _, whole_batch = loss(**select_sequences(slice(None)))
+    micro_batches = [select_sequences(rows) for rows in torch.arange(len(TOKENS[0])).tensor_split(3)]
+    statistics = sum(loss.statistics(**micro_batch) for micro_batch in micro_batches)
     if name == "kl_cov":
         with pytest.raises(ValueError, match=r"statistics\(…, first=that sum\)"):
-            loss.decide(sums)
-        sums = sum(loss.statistics(*tokens, **more, first=sums) for tokens, more in parts)
-    decision = loss.decide(sums)
-    torch.testing.assert_close(decision, whole["decision"], rtol=1e-12, atol=1e-12)
-    split = [loss(*tokens, **more, decision=decision)[1]["weight"] for tokens, more in parts]
-    torch.testing.assert_close(torch.cat(split), whole["weight"], rtol=1e-9, atol=1e-12)
-    # Another rank has the first part's tokens, this one the others.
-    asked, (there, more), rest = [], parts[0], slice(len(parts[0][0][0]), None)
+            loss.decide(statistics)
+        statistics = sum(loss.statistics(**micro_batch, first=statistics) for micro_batch in micro_batches)
+    decision = loss.decide(statistics)
+    torch.testing.assert_close(decision, whole_batch["decision"], rtol=1e-12, atol=1e-12)
+    weights = [loss(**micro_batch, decision=decision)[1]["weight"] for micro_batch in micro_batches]
+    torch.testing.assert_close(torch.cat(weights), whole_batch["weight"], rtol=1e-9, atol=1e-12)
+
+
+@allow_few_tokens
+@pytest.mark.parametrize("name", ["acpo", "bapo", "m2po", "kl_cov"])
+def test_the_sum_over_ranks_gives_the_whole_batch(name):
+    loss = clip_loss(name)
+    whole_batch = select_sequences(slice(None))
+    this_rank = select_sequences(slice(2, None))
+    other_rank = select_sequences(slice(None, 2))
+    reduced = []
 
     def all_reduce(vector):
-        asked.append(vector)
-        first = None if len(asked) == 1 else loss.statistics(*TOKENS, **ROLLOUT)
-        return vector + loss.statistics(*there, **more, first=first)
+        reduced.append(vector)
+        first = loss.statistics(**whole_batch) if len(reduced) == 2 else None
+        return vector + loss.statistics(**other_rank, first=first)
 
-    here, sampled = [of[rest] for of in TOKENS], {"rollout_log_prob": ROLLOUT["rollout_log_prob"][rest]}
-    _, ranks = loss(*here, **sampled, all_reduce=all_reduce)
-    torch.testing.assert_close(ranks["decision"], decision, rtol=1e-12, atol=1e-12)
-    assert [vector.dtype for vector in asked] == [torch.float64] * (2 if name == "kl_cov" else 1)
+    _, info = loss(**this_rank, all_reduce=all_reduce)
+    expected_decision = loss(**whole_batch)[1]["decision"]
+    torch.testing.assert_close(info["decision"], expected_decision, rtol=1e-12, atol=1e-12)
+    # The covariances of kl_cov are about means, which are a sum of their own.
+    collectives = 2 if name == "kl_cov" else 1
+    assert [vector.dtype for vector in reduced] == [torch.float64] * collectives
 
 
 def test_statistics_of_few_tokens_are_warned_of_once():
-    loss, enough = clip_loss("acpo"), [of.expand(16_384, 1) for of in (torch.zeros(1, 1),) * 3]
-    with warnings.catch_warnings(record=True) as seen:
+    loss = clip_loss("acpo")
+    zeros = torch.zeros(16_384, 1)
+    with warnings.catch_warnings(record=True) as issued:
         warnings.simplefilter("always")
         clip_loss("grpo")(*TOKENS)
-        loss(*enough, torch.ones(16_384, 1))
-        assert not seen
+        loss(zeros, zeros, zeros, torch.ones(16_384, 1))
+        assert not issued
         for _ in range(2):
             loss(*TOKENS)
-    assert [str(one.message).split(",")[0] for one in seen] == [
-        f"what acpo clips follows from statistics of {int(TOKENS[3].sum())} tokens"
-    ]
-    assert seen[0].filename == __file__
+    (warning,) = issued
+    tokens = int(TENSORS["mask"].sum())
+    assert_names(str(warning.message), "acpo", "statistics", f"{tokens} tokens")
+    assert warning.filename == __file__
+
+
+SEQUENCES, LENGTH = TENSORS["log_prob"].shape
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "tokens", "message"),
+    ("settings", "changed_tensors", "facts"),
     [
-        ("m2po", {}, TOKENS, r"m2po, .* needs rollout_log_prob=: log-probabilities under the policy that sampled"),
-        ("dapo", {"mask": "icepop"}, TOKENS, "needs rollout_log_prob=: "),
-        ("dapo", {}, [of[0] for of in TOKENS], r"log_prob is \(\d+,\): give \(sequences, length\), for one sequence"),
-        ("dapo", {}, [*TOKENS[:2], TOKENS[2][:, 0], TOKENS[3]], r"advantages is \(\d+,\), but .* or \(\d+, 1\)"),
-        ("dapo", {}, [*TOKENS[:3], TOKENS[3][:, 1:]], r"mask is \(\d+, \d+\), but log_prob is "),
-        ("acpi", {}, TOKENS, r"clipx.method=acpi: there is no such method. Did you mean \+clipx=acpo"),
-        ("acpo", {"alhpa": 3}, TOKENS, "clipx.alhpa=3: is not a parameter of acpo. Did you mean clipx.alpha"),
-        ("ppo", {}, TOKENS, r"clipx.method=ppo: there is no such method. Did you mean \+clipx=grpo"),
-        ("vanilla", {}, TOKENS, r"Did you mean \+clipx=grpo"),
-        ("acpo", {"scope": "lagged"}, TOKENS, r"clipx.scope=lagged: is not a parameter of acpo. Sum `statistics`"),
-        ("grpo", {"pull": "k2"}, TOKENS, r"clipx.pull=k2: .*\(log_prob - old_log_prob\) \*\* 2 / 2.* mask=, shaping="),
-        ("dapo", {"pull": {"estimator": "k3"}}, TOKENS, "is not a parameter of dapo. Add it to the loss"),
-        ("grpo", {"update": "lopti"}, TOKENS, "clipx.update=lopti: is not a parameter of grpo. .* clip_loss takes"),
-        ("grpo", {"clip_high": 0.28}, TOKENS, "clipx.clip_high=0.28: must be .* write 1.28"),
-        ("grpo", {"hold": "clip_fraction"}, TOKENS, r"write \+clipx/hold=clip_fraction or .*as a dictionary\.$"),
-        ("dapo", {"mask": "opsm"}, TOKENS, "clipx.mask.delta=null: opsm has no value that suits every run"),
+        pytest.param(
+            {"name": "m2po"}, {}, ["m2po", "rollout_log_prob=", "the policy that sampled"], id="a tensor of a method"
+        ),
+        pytest.param({"name": "dapo", "mask": "icepop"}, {}, ["rollout_log_prob="], id="a tensor of a modifier"),
+        pytest.param(
+            {"name": "dapo"},
+            {name: TENSORS[name][0] for name in ("log_prob", "old_log_prob", "advantages", "mask")},
+            ["log_prob", f"({LENGTH},)", "(sequences, length)"],
+            id="one sequence without its dimension",
+        ),
+        pytest.param(
+            {"name": "dapo"},
+            {"advantages": TENSORS["advantages"][:, 0]},
+            ["advantages", f"({SEQUENCES},)", f"({SEQUENCES}, 1)"],
+            id="an advantage a sequence without its dimension",
+        ),
+        pytest.param(
+            {"name": "dapo"},
+            {"mask": TENSORS["mask"][:, 1:]},
+            ["mask", f"({SEQUENCES}, {LENGTH - 1})", "log_prob", f"({SEQUENCES}, {LENGTH})"],
+            id="a mask of another length",
+        ),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(name, parameters, tokens, message):
-    with pytest.raises(ValueError, match=message):
-        clip_loss(name, **parameters)(*tokens)
+def test_a_tensor_that_is_missing_or_wrong_is_named(settings, changed_tensors, facts):
+    tensors = {name: TENSORS[name] for name in ("log_prob", "old_log_prob", "advantages", "mask")}
+    with pytest.raises(ValueError) as raised:
+        clip_loss(**settings)(**tensors | changed_tensors)
+    assert_names(str(raised.value), *facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "facts"),
+    [
+        ("acpi", {}, ["clipx.method=acpi", "+clipx=acpo"]),
+        ("ppo", {}, ["clipx.method=ppo", "+clipx=grpo"]),
+        ("vanilla", {}, ["+clipx=grpo"]),
+        ("acpo", {"alhpa": 3}, ["clipx.alhpa=3", "not a parameter of acpo", "clipx.alpha"]),
+        ("acpo", {"scope": "lagged"}, ["clipx.scope=lagged", "not a parameter of acpo", "`statistics`"]),
+        ("grpo", {"pull": "k2"}, ["clipx.pull=k2", "(log_prob - old_log_prob) ** 2 / 2", "mask=", "shaping="]),
+        ("dapo", {"pull": {"estimator": "k3"}}, ["not a parameter of dapo", "Add it to the loss"]),
+        ("grpo", {"update": "lopti"}, ["clipx.update=lopti", "not a parameter of grpo", "clip_loss"]),
+        ("grpo", {"clip_high": 0.28}, ["clipx.clip_high=0.28", "must be", "1.28"]),
+        ("grpo", {"hold": "clip_fraction"}, ["+clipx/hold=clip_fraction", "as a dictionary"]),
+        ("dapo", {"mask": "opsm"}, ["clipx.mask.delta=null", "opsm"]),
+    ],
+)
+def test_a_setting_that_is_unknown_or_wrong_is_named_with_the_remedy(name, parameters, facts):
+    with pytest.raises(ValueError) as raised:
+        clip_loss(name, **parameters)(*TOKENS)
+    assert_names(str(raised.value), *facts)
 
 
 def test_a_call_takes_one_advantage_a_sequence_and_a_mask_of_numbers():
-    tokens = (*TOKENS[:2], TOKENS[2][:, :1].expand_as(TOKENS[0]), TOKENS[3])
-    expected = clip_loss("dapo")(*tokens)[0]
-    assert torch.equal(clip_loss("dapo")(*TOKENS[:2], tokens[2][:, :1], TOKENS[3].long())[0], expected)
+    log_prob, old_log_prob, advantages, mask = TOKENS
+    advantage_of_sequence = advantages[:, :1]
+    expected, _ = clip_loss("dapo")(log_prob, old_log_prob, advantage_of_sequence.expand_as(log_prob), mask)
+    per_token, _ = clip_loss("dapo")(log_prob, old_log_prob, advantage_of_sequence, mask.long())
+    assert torch.equal(per_token, expected)
+
+
+def test_an_unknown_argument_of_a_call_is_refused_by_its_name():
     with pytest.raises(ValueError, match=r"clip_loss\.entropi"):
-        clip_loss("dapo")(*tokens, entropi=TOKENS[0])
+        clip_loss("dapo")(*TOKENS, entropi=TENSORS["log_prob"])
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -169,9 +236,10 @@ def test_a_group_where_no_group_can_be_read_says_what_is_missing(monkeypatch):
 
 def test_help_says_what_a_call_takes_and_returns():
     text = inspect.getdoc(clip_loss)
-    tensors = {"log_prob", "old_log_prob", "advantages", "mask", *NEEDED}
-    returned = clip_loss("grpo")(*TOKENS)[1]
-    assert all(name in text for name in tensors) and all(f'"{name}"' in text for name in returned)
+    arguments = {"log_prob", "old_log_prob", "advantages", "mask", *NEEDED}
+    _, info = clip_loss("grpo")(*TOKENS)
+    assert [name for name in arguments if name not in text] == []
+    assert [name for name in info if f'"{name}"' not in text] == []
     # By the shapes and dtypes that the text says.
     for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
         tokens = [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in TOKENS]
@@ -183,50 +251,72 @@ def test_help_says_what_a_call_takes_and_returns():
         assert info["decision"].dtype == torch.float64
 
 
-def snippet(function, **modules):
-    """A function of docs/elsewhere.md, with stand-ins for the modules that it imports from."""
-    (text,) = [block.text for block in blocks_of(PAGE) if f"def {function}" in block.text]
-    names = {}
-    with mock.patch.dict(sys.modules, {module.__name__: module for module in modules.values()}):
-        exec(text, names)
-    return names[function]
+def function_of_page(name, imported):
+    """Return a function of docs/elsewhere.md, with a stand-in for the module that it imports from."""
+    (text,) = [block.text for block in blocks_of(PAGE) if f"def {name}" in block.text]
+    namespace = {}
+    with mock.patch.dict(sys.modules, {imported.__name__: imported}):
+        exec(text, namespace)
+    return namespace[name]
 
 
-def test_the_snippets_for_prime_rl_and_slime_fit_their_signatures():
-    """As prime-rl 559b447 and slime 624b824 call them."""
-    rows = [[of[row] for of in TOKENS] for row in range(2)]
-    expected = [clip_loss("ipo")(*(of[None] for of in row))[0].sum() for row in rows]
-    prime_rl = ModuleType("prime_rl.trainer.rl.loss")
+def loss_of_sequence(name, row):
+    """Return the sum over one sequence of `TOKENS` of a loss without parameters."""
+    per_token, _ = clip_loss(name)(*(tensor[row : row + 1] for tensor in TOKENS))
+    return per_token.sum()
+
+
+def test_the_snippet_for_prime_rl_fits_the_signature_of_prime_rl_559b447():
+    log_prob, old_log_prob, advantages, mask = (tensor[0] for tensor in TOKENS)
+    module = ModuleType("prime_rl.trainer.rl.loss")
     fields = ("trainer_logprobs", "inference_logprobs", "ref_logprobs", "advantages", "loss_mask", "loss_weights")
-    prime_rl.LossInputs = dataclasses.make_dataclass("LossInputs", fields)
-    prime_rl.LossOutputs = dataclasses.make_dataclass("LossOutputs", ("loss", "metrics"))
-    log_prob, old, advantages, mask = rows[0]
-    given = prime_rl.LossInputs(log_prob, old, None, advantages, mask, 2 * torch.ones_like(old))
-    found = snippet("prime_rl_loss", loss=prime_rl)(given, name="ipo")
-    assert torch.equal(found.loss, 2 * expected[0]) and found.metrics["clip_fraction"].ndim == 0
+    module.LossInputs = dataclasses.make_dataclass("LossInputs", fields)
+    module.LossOutputs = dataclasses.make_dataclass("LossOutputs", ("loss", "metrics"))
+    inputs = module.LossInputs(
+        trainer_logprobs=log_prob,
+        inference_logprobs=old_log_prob,
+        ref_logprobs=None,
+        advantages=advantages,
+        loss_mask=mask,
+        loss_weights=torch.full_like(log_prob, 2.0),
+    )
+    outputs = function_of_page("prime_rl_loss", imported=module)(inputs, name="ipo")
+    assert torch.equal(outputs.loss, 2 * loss_of_sequence("ipo", 0))
+    assert outputs.metrics["clip_fraction"].ndim == 0
+
+
+def test_the_snippet_for_slime_fits_the_signature_of_slime_624b824():
+    sequences = range(2)
 
     def get_log_probs_and_entropy(
         logits, *, args, unconcat_tokens, total_lengths, response_lengths, with_entropy=False, non_loss_data=True
     ):
-        return torch.empty(0), {"log_probs": [row[0] for row in rows]}
+        return torch.empty(0), {"log_probs": [TENSORS["log_prob"][row] for row in sequences]}
 
-    slime = ModuleType("slime.backends.megatron_utils.loss")
-    slime.get_log_probs_and_entropy = get_log_probs_and_entropy
-    batch = {key: [] for key in ("unconcat_tokens", "total_lengths", "response_lengths")}
-    batch |= {name: [row[at] for row in rows] for at, name in enumerate(("log_probs", "advantages", "loss_masks"), 1)}
-    loss, log = snippet("slime_loss", loss=slime)(None, batch, torch.empty(1, 0, 9), torch.sum)
-    torch.testing.assert_close(loss, sum(clip_loss("dapo")(*(of[None] for of in row))[0].sum() for row in rows))
+    module = ModuleType("slime.backends.megatron_utils.loss")
+    module.get_log_probs_and_entropy = get_log_probs_and_entropy
+    batch = {
+        "unconcat_tokens": [],
+        "total_lengths": [],
+        "response_lengths": [],
+        "log_probs": [TENSORS["old_log_prob"][row] for row in sequences],
+        "advantages": [TENSORS["advantages"][row] for row in sequences],
+        "loss_masks": [TENSORS["mask"][row] for row in sequences],
+    }
+    loss, log = function_of_page("slime_loss", imported=module)(None, batch, torch.empty(1, 0, 9), torch.sum)
+    torch.testing.assert_close(loss, sum(loss_of_sequence("dapo", row) for row in sequences))
     assert torch.equal(log["loss"], loss)
 
 
 def test_the_pages_table_says_what_each_method_needs():
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if line.startswith("| ")]
-    said = {name: tuple(cells) for names, *cells in rows for name in names.split(", ") if name in BUILT_IN}
+    cells_of_methods = {name: cells for names, *cells in rows for name in names.split(", ") if name in BUILT_IN}
     for name in BUILT_IN:
         method = METHODS[name]()
-        holds = "whole sequences" if method.by_sequence else "any tokens"
+        tensors = ", ".join(method.asks_for) or "–"
+        call_holds = "whole sequences" if method.by_sequence else "any tokens"
         if method.statistics_size:
-            holds = "the update's tokens"
+            call_holds = "the update's tokens"
         if method.second_statistics_size:
-            holds += "; their statistics need two rounds, see below"
-        assert said[name] == (", ".join(method.asks_for) or "–", holds), name
+            call_holds += "; their statistics need two rounds, see below"
+        assert cells_of_methods[name] == [tensors, call_holds], name
