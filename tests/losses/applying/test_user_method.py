@@ -3,7 +3,6 @@ covered: the contract (tests/losses/contract/test_contract.py), a training run (
 """
 
 import importlib
-import re
 import sys
 from unittest import mock
 
@@ -15,6 +14,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from tests import example_losses
 from tests.claims.configuration import built, decided, hydra_s
 from tests.compiler import load_compiler
+from tests.messages import assert_names
 from tests.training.worker.test_policy_loss import call
 from verl_clipx import METHODS
 from verl_clipx.cli import app
@@ -25,15 +25,15 @@ from verl_clipx.losses.methods.acpo import Acpo
 from verl_clipx.losses.methods.grpo import Grpo
 from verl_clipx.run.config import build
 
-MODULE = example_losses.__name__
-NAMES = ("old_log_prob", "log_prob", "advantages", "mask")
+EXAMPLES = example_losses.__name__
+TENSOR_NAMES = ("old_log_prob", "log_prob", "advantages", "mask")
 # By the names of verl's policy-loss signature.
-TENSORS = {"response_mask" if name == "mask" else name: example()[name] for name in NAMES}
+TENSORS = {"response_mask" if name == "mask" else name: example()[name] for name in TENSOR_NAMES}
 
 
 def actor(name, *overrides):
     """verl's ActorConfig with a loss of example_losses.py, through Hydra as a user writes it."""
-    return built(hydra_s("+clipx=custom", f"clipx.function={MODULE}:{name}", *overrides))
+    return built(hydra_s("+clipx=custom", f"clipx.function={EXAMPLES}:{name}", *overrides))
 
 
 def gradient_of(weight):
@@ -46,7 +46,7 @@ def test_a_function_becomes_a_loss_with_its_own_parameters():
     config = actor("soft", "+clipx.temperature=3", "+clipx.clip_high=1.4")
     method = config.policy_loss.clipx.method
     assert (method.temperature, method.clip_high) == (3.0, 1.4)
-    assert (method.summary(), method.source) == ("A sigmoid gate around the bounds.", f"{MODULE}:soft")
+    assert (method.summary(), method.source) == ("A sigmoid gate around the bounds.", f"{EXAMPLES}:soft")
     _, gradient, metrics = call("clipx_custom", config, TENSORS)
     ratio = (TENSORS["log_prob"] - TENSORS["old_log_prob"]).exp()
     weight = ratio * torch.sigmoid((1.4 - ratio) * 3) * torch.sigmoid((ratio - 0.8) * 3)
@@ -56,11 +56,11 @@ def test_a_function_becomes_a_loss_with_its_own_parameters():
 
 def test_a_function_gets_what_it_asks_for_by_name(users_module):
     users_module(
-        f"{HEAD}@register_loss('users_asking', unconstrained_weight=True)\n"
+        f"{IMPORTS}@register_loss('users_asking', unconstrained_weight=True)\n"
         "def asking(advantages, entropy, log_prob, old_log_prob, bounds):\n"
         "    return entropy + 10 * log_prob + 100 * old_log_prob + 0 * bounds.high\n"
     )
-    inputs = {name: example()[name] for name in NAMES}
+    inputs = {name: example()[name] for name in TENSOR_NAMES}
     settings = build(function="users_losses:asking")
     assert list(settings.asks_for) == ["entropy"] and settings.needs_entropy
     assert settings.method.summary() == "A gradient weight of your own."
@@ -96,7 +96,7 @@ def test_a_class_becomes_a_loss_with_statistics_of_its_own():
     ],
 )
 def test_a_run_is_described_by_the_formula_of_the_loss_and_its_symbols(name, overrides, bounds):
-    _, decision = decided("+clipx=custom", f"clipx.function={MODULE}:{name}", *overrides)
+    _, decision = decided("+clipx=custom", f"clipx.function={EXAMPLES}:{name}", *overrides)
     assert decision.description.bounds == bounds
     assert f"  bounds: {bounds}" in decision.description.text
 
@@ -116,7 +116,7 @@ def users_module(tmp_path, monkeypatch):
     sys.modules.pop("users_losses", None)
 
 
-HEAD = """
+IMPORTS = """
 from dataclasses import dataclass
 import torch
 from verl_clipx import FixedBounds, Method, Width, parameter, register_loss
@@ -124,22 +124,15 @@ from verl_clipx.losses.methods.clip_cov import ClipCov
 from verl_clipx.losses.methods.grpo import Grpo
 from verl_clipx.losses.base.parameters import number
 """
-# A function's decorator with more, its arguments; a class's parents, its body. Each is called `wrong`.
-FUNCTION = "@register_loss('wrong'{})\ndef wrong({}):\n    return ratio\n"
-CLASS = "class wrong({}):\n    {}\n"
-
-
-def dataclass_of(parents, body="pass"):
-    return "@dataclass(frozen=True, kw_only=True)\n" + CLASS.format(parents, body)
 
 
 @pytest.fixture
-def checked(users_module):
-    """What `clipx check-loss` says of a loss in a module of a user, and its exit code."""
+def check_loss(users_module):
+    """Runs `clipx check-loss` on a loss in a module of a user; returns its exit code and its output in one line."""
     load_compiler()
 
     def check(text, name):
-        users_module(HEAD + text)
+        users_module(IMPORTS + text)
         with mock.patch.object(sys, "path", [*sys.path]):
             result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["check-loss", f"users_losses:{name}"])
         return result.exit_code, " ".join(result.output.split())
@@ -147,95 +140,201 @@ def checked(users_module):
     return check
 
 
-OF_THE_NODE = "scope: float = parameter(1.0, number(at_least=0, at_most=1), '')"
-# What a user may get wrong, and what the message says.
-KIND = "import enum\nKind = enum.Enum('Kind', {'soft': 'soft', 'hard': 'hard'}, type=str)\n"
-FIXED = "FixedBounds, name='wrong'"
-MISTAKES = [
-    ("def wrong(ratio):\n    return ratio\n", "is not decorated with @verl_clipx.register_loss"),
-    (FUNCTION.format("", "ratio, strength"), "asks for 'strength', but a function may ask only for ratio, "),
-    (FUNCTION.format("", "ratio, *, of=()"), "type tuple cannot be a configuration value"),
-    (KIND + FUNCTION.format("", "ratio, *, kind=Kind.soft"), "type Kind cannot be a configuration value"),
-    (FUNCTION.replace("'wrong'", "'grpo'").format("", "ratio"), "the name 'grpo' already belongs to verl_clipx"),
-    (
-        dataclass_of("FixedBounds, name='acpo'"),
-        "the name 'acpo' already belongs to verl_clipx.losses.methods.acpo:Acpo",
-    ),
-    (CLASS.format(FIXED, "pass"), "write it as @dataclass(frozen=True"),
-    # Without a name, or with a parent's.
-    (dataclass_of("Method"), 'class wrong(Method, name="…"'),
-    (dataclass_of("Grpo"), 'class wrong(Method, name="…"'),
-    (
-        dataclass_of(FIXED, OF_THE_NODE.replace("scope", "bounds")),
-        "bounds is a name that verl_clipx.losses.base.method:Method uses",
-    ),
-    (
-        dataclass_of("Grpo, name='wrong'", OF_THE_NODE.replace("scope", "loss_value")),
-        "loss_value is a name that verl_clipx.losses.base.method:Method uses",
-    ),
-    (
-        dataclass_of("ClipCov, name='wrong'", OF_THE_NODE.replace("scope", "find_drawn")),
-        "find_drawn is a name that verl_clipx.losses.methods.clip_cov:ClipCov uses",
-    ),
-    (dataclass_of(FIXED, OF_THE_NODE), "scope has the name of a key"),
-    (dataclass_of(FIXED, "strength: float = 1.0"), "write strength = verl_clipx.parameter(default"),
-    (dataclass_of(FIXED, "formula = '1 - w'"), "formula='1 - w' must be a tuple of texts: the lower bound"),
-    (dataclass_of(FIXED, "formula = ('1 - w',)"), "formula=('1 - w',) must be a tuple of texts: the lower bound"),
-    (dataclass_of(FIXED, "formula = ('', '{w}')"), "'{w}' of its formula or symbols cannot be filled in"),
-    (FUNCTION.format(", symbols='{w'", "ratio"), "'{w' of its formula or symbols cannot be filled in"),
-    (
-        FUNCTION.format(", bounds_width=Width()", "ratio"),
-        "bounds_width names clip_low, which is not one of its",
-    ),
-    (dataclass_of(FIXED, "bounds_width = Width(only_with=(('on', 1),))"), "bounds_width names on, which is no"),
-    (
-        FUNCTION.format(", bounds_width=Width()", "ratio, bounds, *, clip_high=1.3"),
-        "takes clip_high itself, so that it would not follow a held target. Take `bounds` instead",
-    ),
-]
+def write_function(arguments, *, name="wrong", more=""):
+    """Return the text of a decorated function called `wrong`; more: further arguments of its decorator."""
+    return f"@register_loss({name!r}{more})\ndef wrong({arguments}):\n    return ratio\n"
+
+
+def write_class(parents, body="pass"):
+    """Return the text of a class called `wrong`."""
+    return f"class wrong({parents}):\n    {body}\n"
+
+
+def write_dataclass(parents, body="pass"):
+    return f"@dataclass(frozen=True, kw_only=True)\n{write_class(parents, body)}"
+
+
+def write_method(body):
+    """Return the text of a method called `wrong` with fixed bounds, of which the body alone is wrong."""
+    return write_dataclass("FixedBounds, name='wrong'", body)
+
+
+DEFAULT_OF_AN_ENUM = """import enum
+Kind = enum.Enum('Kind', {'soft': 'soft', 'hard': 'hard'}, type=str)
+""" + write_function("ratio, *, kind=Kind.soft")
+NAME_OF_GRPO = write_function("ratio", name="grpo")
+NAME_OF_ACPO = write_dataclass("FixedBounds, name='acpo'")
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        pytest.param(
+            "def wrong(ratio):\n    return ratio\n",
+            ["not decorated with @verl_clipx.register_loss"],
+            id="a function without a decorator",
+        ),
+        pytest.param(
+            write_function("ratio, strength"),
+            ["'strength'", "a function may ask only for ratio", "keyword-only"],
+            id="an argument that is not offered",
+        ),
+        pytest.param(
+            write_function("ratio, *, shares=()"),
+            ["type tuple cannot be a configuration value"],
+            id="a default that is a tuple",
+        ),
+        pytest.param(
+            DEFAULT_OF_AN_ENUM,
+            ["type Kind cannot be a configuration value"],
+            id="a default that is a text and of another type",
+        ),
+        pytest.param(
+            NAME_OF_GRPO, ["the name 'grpo' already belongs to verl_clipx"], id="a function with a built-in name"
+        ),
+        pytest.param(
+            NAME_OF_ACPO,
+            ["the name 'acpo' already belongs to verl_clipx.losses.methods.acpo:Acpo"],
+            id="a class with a built-in name",
+        ),
+        pytest.param(
+            write_class("FixedBounds, name='wrong'"), ["@dataclass(frozen=True, kw_only=True)"], id="not a dataclass"
+        ),
+        pytest.param(write_dataclass("Method"), ['class wrong(Method, name="…")'], id="a class without a name"),
+        pytest.param(write_dataclass("Grpo"), ['class wrong(Method, name="…")'], id="a class with its parent's name"),
+        pytest.param(
+            write_method("bounds: float = parameter(1.0, number(at_least=0, at_most=1), '')"),
+            ["bounds is a name that verl_clipx.losses.base.method:Method uses", "Give the parameter another name"],
+            id="a parameter with the name of a method's method",
+        ),
+        pytest.param(
+            write_dataclass(
+                "Grpo, name='wrong'", "loss_value: float = parameter(1.0, number(at_least=0, at_most=1), '')"
+            ),
+            ["loss_value is a name that verl_clipx.losses.base.method:Method uses"],
+            id="a parameter with the name of a method's method, of a class derived from grpo",
+        ),
+        pytest.param(
+            write_dataclass(
+                "ClipCov, name='wrong'", "find_drawn: float = parameter(1.0, number(at_least=0, at_most=1), '')"
+            ),
+            ["find_drawn is a name that verl_clipx.losses.methods.clip_cov:ClipCov uses"],
+            id="a parameter with the name of a method of its parent",
+        ),
+        pytest.param(
+            write_method("scope: float = parameter(1.0, number(at_least=0, at_most=1), '')"),
+            ["scope has the name of a key"],
+            id="a parameter with the name of a key of the clipx node",
+        ),
+        pytest.param(
+            write_method("strength: float = 1.0"),
+            ["write strength = verl_clipx.parameter(default, allowed, meaning)"],
+            id="a field that is no parameter",
+        ),
+        pytest.param(
+            write_method("formula = '1 - w'"),
+            ["formula='1 - w'", "must be a tuple of texts"],
+            id="a formula that is a text",
+        ),
+        pytest.param(
+            write_method("formula = ('1 - w',)"),
+            ["formula=('1 - w',)", "must be a tuple of texts", "the lower bound"],
+            id="a formula of one bound",
+        ),
+        pytest.param(
+            write_method("formula = ('', '{w}')"),
+            ["'{w}'", "cannot be filled in", "Braces must contain the name of a parameter"],
+            id="a formula with an unknown parameter",
+        ),
+        pytest.param(
+            write_function("ratio", more=", symbols='{w'"),
+            ["'{w'", "cannot be filled in", "Braces must contain the name of a parameter"],
+            id="symbols with half a brace",
+        ),
+        pytest.param(
+            write_function("ratio", more=", bounds_width=Width()"),
+            ["bounds_width names clip_low", "which is not one of its"],
+            id="a width without the bounds that it sets",
+        ),
+        pytest.param(
+            write_method("bounds_width = Width(only_with=(('on', 1),))"),
+            ["bounds_width names on", "which is not one of its"],
+            id="a width under a condition on an unknown parameter",
+        ),
+        pytest.param(
+            write_function("ratio, bounds, *, clip_high=1.3", more=", bounds_width=Width()"),
+            ["takes clip_high itself", "would not follow a held target", "Take `bounds` instead"],
+            id="a width that a parameter of the function would not follow",
+        ),
+    ],
+)
+def test_a_mistake_is_named_and_leaves_the_modules_others_alone(text, facts, users_module):
+    users_module(IMPORTS + text + SOUND_LOSSES)
+    with pytest.raises(ValueError) as raised:
+        build(function="users_losses:wrong")
+    assert_names(str(raised.value), *facts)
+    tensors = {name: example()[name] for name in TENSOR_NAMES}
+    for name, expected_weight in (("function", 2.8), ("Class", 3.0)):
+        method = build(function=f"users_losses:{name}").method
+        assert (evaluate(method, **tensors).weight == expected_weight).all()
+        assert f"clipx_users_{name.lower()}" in POLICY_LOSS_REGISTRY
+    assert METHODS["grpo"] is Grpo
+    assert METHODS["acpo"] is Acpo
+
+
+def test_a_class_with_a_built_in_name_is_refused_where_it_is_instantiated_too(users_module):
+    module = users_module(IMPORTS + NAME_OF_ACPO)
+    with pytest.raises(ValueError, match="the name 'acpo' already belongs to"):
+        module.wrong()
+
 
 # As verl's registry calls its losses, with and without each of its decorators.
-OF_VERLS = """
+LOSS_FOR_VERL = """
 def wrong(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None, **further):
     return -((log_prob - old_log_prob).exp() * advantages * response_mask).sum(), {}
 """
-ALL_BY_NAME = (
+LOSS_BY_KEYWORDS = (
     "def wrong(*, log_prob, old_log_prob, advantages, response_mask):\n    return -advantages * response_mask\n"
 )
-REGISTERED_WITH_VERL = (
-    "from verl.trainer.ppo.core_algos import register_policy_loss\n@register_policy_loss('users_wrong')" + OF_VERLS
+LOSS_REGISTERED_WITH_VERL = (
+    "from verl.trainer.ppo.core_algos import register_policy_loss\n@register_policy_loss('users_wrong')" + LOSS_FOR_VERL
 )
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        OF_VERLS,
-        ALL_BY_NAME,
-        REGISTERED_WITH_VERL,
-        f"@register_loss('wrong'){OF_VERLS}",
-        f"@register_loss('wrong', unconstrained_weight=True)\n{ALL_BY_NAME}",
+        LOSS_FOR_VERL,
+        LOSS_BY_KEYWORDS,
+        LOSS_REGISTERED_WITH_VERL,
+        f"@register_loss('wrong'){LOSS_FOR_VERL}",
+        f"@register_loss('wrong', unconstrained_weight=True)\n{LOSS_BY_KEYWORDS}",
     ],
 )
-def test_a_function_with_the_signature_of_verls_registry_returns_a_loss(text, checked):
-    code, output = checked(text, "wrong")
-    assert code == 1 and "such a function returns a loss" in output, output
-    # What to do, either way.
-    assert "returns F of every token" in output and "register_policy_loss('wrong')" in output
-    assert "VERL_USE_EXTERNAL_MODULES=users_losses" in output and "keyword-only" not in output
+def test_a_function_with_the_signature_of_verls_registry_returns_a_loss(text, check_loss):
+    code, output = check_loss(text, "wrong")
+    assert code == 1, output
+    assert_names(output, "such a function returns a loss")
+    # What to do, for a weight and for a loss.
+    assert_names(output, "returns F of every token", "@verl_clipx.register_loss")
+    assert "register_policy_loss('wrong')" in output
+    assert_names(output, "VERL_USE_EXTERNAL_MODULES=users_losses")
+    assert "keyword-only" not in output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("formula", "is_named"), [("1 + 0 * ratio", True), ("ratio", False)])
-def test_a_weight_that_is_the_same_at_every_ratio_is_named_and_fails_nothing(formula, is_named, checked, monkeypatch):
+def test_a_weight_that_is_the_same_at_every_ratio_is_named_and_fails_nothing(
+    formula, is_named, check_loss, monkeypatch
+):
     monkeypatch.setattr("verl_clipx.losses.contract.contract.COMPILED_CHECKS", ())
-    code, output = checked(f"@register_loss('flat')\ndef flat(ratio):\n    return {formula}\n", "flat")
+    code, output = check_loss(f"@register_loss('flat')\ndef flat(ratio):\n    return {formula}\n", "flat")
     assert code == 0, output
     assert ("remark The weight follows the ratio" in output) == is_named
     assert ("F is the same at every ratio" in output) == is_named
 
 
-SOUND = """
+SOUND_LOSSES = """
 @register_loss("users_function")
 def function(advantages, *, clip_high: float = 1.4, slope: float = 2):
     return slope * clip_high * torch.ones_like(advantages)
@@ -249,23 +348,7 @@ class Class(FixedBounds, name="users_class"):
 """
 
 
-@pytest.mark.parametrize(("text", "message"), MISTAKES)
-def test_a_mistake_is_named_and_leaves_the_modules_others_alone(text, message, users_module):
-    module = users_module(HEAD + text + SOUND)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        build(function="users_losses:wrong")
-    if "'acpo' already belongs" in message:
-        with pytest.raises(ValueError, match=re.escape(message)):
-            module.wrong()
-    inputs = {name: example()[name] for name in NAMES}
-    for name, weight in (("function", 2.8), ("Class", 3.0)):
-        method = build(function=f"users_losses:{name}").method
-        assert (evaluate(method, **inputs).weight == weight).all()
-        assert f"clipx_users_{name.lower()}" in POLICY_LOSS_REGISTRY
-    assert (METHODS["grpo"], METHODS["acpo"]) == (Grpo, Acpo)
-
-
-DUAL_CLIPPED = """
+LOSSES_WITH_A_DUAL_CLIP = """
 def clip(t_ratio, advantages, dual_clip):
     return torch.where((advantages < 0) & (t_ratio > dual_clip), 0.0, t_ratio)
 
@@ -284,7 +367,7 @@ class Class(Method, name="users_class"):
 
 @pytest.mark.parametrize("name", ["function", "Class"])
 def test_a_method_may_have_a_dual_clip_and_logs_what_it_clips(name, users_module):
-    users_module(HEAD + DUAL_CLIPPED)
+    users_module(IMPORTS + LOSSES_WITH_A_DUAL_CLIP)
     config = built(hydra_s("+clipx=custom", f"clipx.function=users_losses:{name}", "+clipx.dual_clip=1.1"))
     assert config.policy_loss.clipx.method.dual_clip == 1.1
     _, gradient, metrics = call("clipx_custom", config, TENSORS)
@@ -297,40 +380,60 @@ def test_a_method_may_have_a_dual_clip_and_logs_what_it_clips(name, users_module
 
 
 def test_a_function_that_names_the_clamp_gets_the_ratio_without_it(users_module):
-    function = "@register_loss('users_{0}')\ndef {0}(ratio{1}):\n    return ratio\n"
-    users_module(HEAD + function.format("clamped", "") + function.format("free", ", *, log_ratio_clamp=5"))
-    inputs = {name: torch.tensor([[value]]) for name, value in (("old_log_prob", -30.0), ("advantages", 1.0))}
-    for name, log_ratio in (("clamped", 20.0), ("free", 30.0)):
+    users_module(f"""{IMPORTS}
+@register_loss("users_clamped")
+def clamped(ratio):
+    return ratio
+
+@register_loss("users_free")
+def free(ratio, *, log_ratio_clamp=5):
+    return ratio
+""")
+    tokens = {
+        "log_prob": torch.tensor([[0.0]]),
+        "old_log_prob": torch.tensor([[-30.0]]),
+        "advantages": torch.tensor([[1.0]]),
+        "mask": torch.tensor([[True]]),
+    }
+    for name, expected_log_ratio in (("clamped", 20.0), ("free", 30.0)):
         method = build(function=f"users_losses:{name}").method
-        found = evaluate(method, log_prob=torch.zeros(1, 1), mask=torch.ones(1, 1, dtype=torch.bool), **inputs).weight
-        assert found.log().item() == pytest.approx(log_ratio)
+        weight = evaluate(method, **tokens).weight
+        assert weight.log().item() == pytest.approx(expected_log_ratio)
 
 
 def test_a_module_imported_again_takes_the_place_of_the_first(users_module):
-    module = users_module(HEAD + SOUND)
+    module = users_module(IMPORTS + SOUND_LOSSES)
     first = module.Class
     assert importlib.reload(module).Class is METHODS["users_class"] is not first
     assert build(function="users_losses:function", slope=5).method.slope == 5.0
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    "function",
+    [f"{EXAMPLES}.soft", "my losses.py:soft", "/tmp/file.py:f", "..:f", "a-b:f", ".m:f", "a..b:f", 3],
+)
+def test_what_is_not_a_modules_name_and_an_attributes_is_told_how_to_be_written(function):
+    with pytest.raises(ValueError) as raised:
+        build(function=function)
+    assert_names(str(raised.value), f"clipx.function={function!r}", "package.module:name", "my_losses:name")
+
+
+@pytest.mark.parametrize(
+    ("function", "facts"),
     [
-        (f"{MODULE}.soft", "write it as package.module:name"),
-        ("my losses.py:soft", "For a file my_losses.py write my_losses:name"),
-        *((one, "write it as package.module:name") for one in ("/tmp/file.py:f", "..:f", "a-b:f", ".m:f", "a..b:f")),
-        (3, "clipx.function=3: write it as package.module:name"),
-        (f"{MODULE}:missing", "has no attribute 'missing'.*must be importable in the driver and in every Ray"),
-        ("no_such_module:soft", "No module named 'no_such_module'.*must be importable"),
-        *((f"{MODULE}:torch", "not a subclass of verl_clipx"), (f"{MODULE}:Method", "write it as @dataclass")),
+        (f"{EXAMPLES}:missing", ["no attribute 'missing'", "must be importable in the driver and in every Ray worker"]),
+        ("no_such_module:soft", ["No module named 'no_such_module'", "must be importable"]),
+        (f"{EXAMPLES}:torch", ["not a subclass of verl_clipx.Method"]),
+        (f"{EXAMPLES}:Method", ["@dataclass"]),
     ],
 )
-def test_a_function_that_is_none_is_named(function, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_imported_or_is_no_loss_is_named(function, facts):
+    with pytest.raises(ValueError) as raised:
         build(function=function)
+    assert_names(str(raised.value), *facts)
 
 
-LOSS_FOR_WEIGHT = """
+LOSSES_IN_THE_PLACE_OF_WEIGHTS = """
 @register_loss("users_loss")
 def loss(ratio, advantages, bounds):
     clipped = ratio.clamp(bounds.low, bounds.high)
@@ -342,25 +445,28 @@ def meant(ratio, advantages):
 """
 
 
-def test_a_loss_in_the_place_of_the_weight_fails_the_contract_with_what_to_return(checked):
-    code, said = checked(LOSS_FOR_WEIGHT, "loss")
-    assert code == 1 and "at ratio 1 for a token with A = " in said and "Return the gradient weight F" in said
-    assert "when A is multiplied by" in said
-    # Of the decorator's line.
-    line = 1 + (HEAD + LOSS_FOR_WEIGHT).splitlines().index('@register_loss("users_loss")')
-    assert f"users_losses.py:{line}: F is " in said
+def test_a_loss_in_the_place_of_the_weight_fails_the_contract_with_what_to_return(check_loss):
+    code, output = check_loss(LOSSES_IN_THE_PLACE_OF_WEIGHTS, "loss")
+    assert code == 1, output
+    assert_names(output, "at ratio 1 for a token with A =", "when A is multiplied by", "Return the gradient weight F")
+    lines = (IMPORTS + LOSSES_IN_THE_PLACE_OF_WEIGHTS).splitlines()
+    line_of_decorator = 1 + lines.index('@register_loss("users_loss")')
+    assert f"users_losses.py:{line_of_decorator}: F is " in output
 
 
 def test_a_weight_that_is_meant_so_is_named_on_the_line(users_module):
-    users_module(HEAD + LOSS_FOR_WEIGHT)
-    told = "unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
-    for name, named in (("meant", True), ("loss", False)):
+    users_module(IMPORTS + LOSSES_IN_THE_PLACE_OF_WEIGHTS)
+    for name, is_named in (("meant", True), ("loss", False)):
         config = built(hydra_s("+clipx=custom", f"clipx.function=users_losses:{name}"))
-        assert (told in config.policy_loss.run.record.line) == named
+        line = config.policy_loss.run.record.line
+        assert ("unconstrained_weight: F may be 0 or less at ratio 1" in line) == is_named
 
 
-WEIGHT = '@register_loss("users_faulty")\ndef faulty(ratio):\n    return {}\n'
-PADDED = """
+def write_faulty_function(weight):
+    return f'@register_loss("users_faulty")\ndef faulty(ratio):\n    return {weight}\n'
+
+
+METHOD_THAT_COUNTS_PADDING = """
 @dataclass(frozen=True, kw_only=True)
 class faulty(Method, name="users_padded"):
     statistics_size = 1
@@ -374,26 +480,38 @@ class faulty(Method, name="users_padded"):
 
 
 @pytest.mark.parametrize(
-    ("text", "message", "alone"),
+    ("text", "message"),
     [
-        (WEIGHT.format("ratio / ratio.mean()"), "when other sequences of its micro-batch are taken away", False),
-        (PADDED, "the statistics count padding", False),
-        # An error has one finding, with its line: what else it keeps from being checked is no fault of the loss.
-        (WEIGHT.format("ratio[:, 1.5]"), "failed The loss can be computed.", True),
-        (WEIGHT.format("ratio * missing"), "{line}: NameError: name 'missing' is not defined", True),
+        (write_faulty_function("ratio / ratio.mean()"), "when other sequences of its micro-batch are taken away"),
+        (METHOD_THAT_COUNTS_PADDING, "the statistics count padding"),
     ],
 )
-def test_a_faulty_loss_is_refused_for_its_own_fault(checked, text, message, alone):
-    code, said = checked(text, "faulty")
-    line = len((HEAD + text).splitlines())
-    assert code == 1 and message.format(line=f"users_losses.py:{line}") in said, said
-    assert "failed Nothing waits" not in said and (not alone or said.count("failed") == 1)
+def test_a_faulty_loss_is_refused_for_its_own_fault(check_loss, text, message):
+    code, output = check_loss(text, "faulty")
+    assert code == 1 and message in output, output
+    assert "failed Nothing waits" not in output
 
 
-TYPED = """
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ("ratio[:, 1.5]", "failed The loss can be computed."),
+        ("ratio * missing", "users_losses.py:{last_line}: NameError: name 'missing' is not defined"),
+    ],
+)
+def test_an_error_in_a_loss_is_its_only_finding(check_loss, weight, message):
+    # What else it keeps from being checked is no fault of the loss.
+    text = write_faulty_function(weight)
+    code, output = check_loss(text, "faulty")
+    last_line = len((IMPORTS + text).splitlines())
+    assert code == 1 and message.format(last_line=last_line) in output, output
+    assert output.count("failed") == 1, output
+
+
+FUNCTION_WITH_TYPES = """
 @register_loss("users_typed")
 def typed(ratio, *, steps: int = 3, bare=2, later: "int" = 4, on=True, word="a", most: int = None, nothing=None):
-    assert [type(of) for of in (steps, bare, later, on, word)] == [int, int, int, bool, str]
+    assert [type(value) for value in (steps, bare, later, on, word)] == [int, int, int, bool, str]
     assert most is None and nothing is None
     for _ in range(steps):
         ratio = ratio.clamp(max=bare)
@@ -402,14 +520,16 @@ def typed(ratio, *, steps: int = 3, bare=2, later: "int" = 4, on=True, word="a",
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "name"), [(SOUND, "Class"), (SOUND, "function"), (TYPED, "typed")])
-def test_a_sound_loss_keeps_the_contract_and_gets_its_parameters_in_their_types(checked, text, name):
-    code, said = checked(text, name)
-    assert code == 0 and "kept" in said, said
+@pytest.mark.parametrize(
+    ("text", "name"), [(SOUND_LOSSES, "Class"), (SOUND_LOSSES, "function"), (FUNCTION_WITH_TYPES, "typed")]
+)
+def test_a_sound_loss_keeps_the_contract_and_gets_its_parameters_in_their_types(check_loss, text, name):
+    code, output = check_loss(text, name)
+    assert code == 0 and "kept" in output, output
 
 
 def test_a_parameter_takes_what_its_default_and_annotation_say(users_module):
-    users_module(HEAD + TYPED)
+    users_module(IMPORTS + FUNCTION_WITH_TYPES)
     for values in (dict(steps=4, bare=5, most=7, nothing=0.5, word="b"), dict(bare=2.5, steps=2.0, most=None)):
         method = build(function="users_losses:typed", **values).method
         assert {key: getattr(method, key) for key in values} == values
@@ -417,22 +537,43 @@ def test_a_parameter_takes_what_its_default_and_annotation_say(users_module):
 
 
 @pytest.mark.parametrize(
-    ("function", "key", "value", "reason"),
+    ("key", "value", "reason"),
     [
-        *(("typed", "steps", value, "must be a whole number (any") for value in (2.5, True, None)),
-        *(("typed", "most", 1.5, "or null"), ("typed", "later", 1.5, "must be a whole number")),
-        *(("typed", "on", 1, "must be true or false"), ("typed", "word", 1, "must be text")),
-        ("typed", "bare", "2", "must be a number"),
-        *((f"{MODULE}:soft", "warmth", 1, ""), (f"{MODULE}:smooth", "clip_high", 1.3, "")),
-        # The ranges of the bounds' own parameter, and of a class's.
-        *((f"{MODULE}:soft", "clip_high", 0.5, "must be"), (f"{MODULE}:WithinSpread", "width", -1, "must be")),
+        ("steps", 2.5, "must be a whole number (any"),
+        ("steps", True, "must be a whole number (any"),
+        ("steps", None, "must be a whole number (any"),
+        ("later", 1.5, "must be a whole number"),
+        ("most", 1.5, "or null"),
+        ("bare", "2", "must be a number"),
+        ("on", 1, "must be true or false"),
+        ("word", 1, "must be text"),
     ],
 )
-def test_a_parameter_that_is_none_or_out_of_range_is_refused(users_module, function, key, value, reason):
-    users_module(HEAD + TYPED)
+def test_a_value_of_another_type_than_the_parameters_is_refused(users_module, key, value, reason):
+    users_module(IMPORTS + FUNCTION_WITH_TYPES)
     with pytest.raises(Refusal) as raised:
-        build(function=function if ":" in function else f"users_losses:{function}", **{key: value})
-    assert (raised.value.key, raised.value.value) == (f"clipx.{key}", value) and reason in raised.value.reason
+        build(function="users_losses:typed", **{key: value})
+    assert raised.value.key == f"clipx.{key}"
+    assert raised.value.value == value
+    assert reason in raised.value.reason
+
+
+@pytest.mark.parametrize(
+    ("function", "parameter", "reason"),
+    [
+        pytest.param("soft", {"warmth": 1}, "is not a parameter of", id="unknown"),
+        pytest.param("smooth", {"clip_high": 1.3}, "is not a parameter of", id="a bound where there are none"),
+        pytest.param("soft", {"clip_high": 0.5}, "must be", id="out of a bound's range"),
+        pytest.param("WithinSpread", {"width": -1}, "must be", id="out of the range that a class states"),
+    ],
+)
+def test_a_parameter_that_is_unknown_or_out_of_range_is_refused(function, parameter, reason):
+    with pytest.raises(Refusal) as raised:
+        build(function=f"{EXAMPLES}:{function}", **parameter)
+    ((key, value),) = parameter.items()
+    assert raised.value.key == f"clipx.{key}"
+    assert raised.value.value == value
+    assert reason in raised.value.reason
 
 
 MODULES_THAT_END_THE_PROCESS = {
@@ -450,7 +591,7 @@ MODULES_THAT_END_THE_PROCESS = {
 
 @pytest.mark.parametrize("name", MODULES_THAT_END_THE_PROCESS)
 def test_check_loss_fails_where_a_module_ends_the_process(name, tmp_path, monkeypatch):
-    (tmp_path / "ending_losses.py").write_text(HEAD + MODULES_THAT_END_THE_PROCESS[name] + SOUND)
+    (tmp_path / "ending_losses.py").write_text(IMPORTS + MODULES_THAT_END_THE_PROCESS[name] + SOUND_LOSSES)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "argv", ["clipx", "check-loss", "ending_losses:function"])
     result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["check-loss", "ending_losses:function"])
@@ -459,7 +600,7 @@ def test_check_loss_fails_where_a_module_ends_the_process(name, tmp_path, monkey
     assert "if __name__ ==" in message or "before there was a verdict" in message
 
 
-ENDING_LOSS = """
+LOSS_THAT_ENDS_THE_PROCESS = """
 import os
 
 calls = []
@@ -476,6 +617,6 @@ def ending(ratio):
 @pytest.mark.parametrize(
     ("end", "how"), [("os._exit(0)", "with exit code 0"), ("os.kill(os.getpid(), 9)", "by SIGKILL")]
 )
-def test_check_loss_fails_where_a_loss_ends_the_process(checked, end, how):
-    code, said = checked(ENDING_LOSS.format(end=end), "ending")
-    assert code == 1 and f"the process of the check ended {how} before there was a verdict" in said
+def test_check_loss_fails_where_a_loss_ends_the_process(check_loss, end, how):
+    code, output = check_loss(LOSS_THAT_ENDS_THE_PROCESS.format(end=end), "ending")
+    assert code == 1 and f"the process of the check ended {how} before there was a verdict" in output
