@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
+from tests.messages import assert_names
 from verl_clipx.losses.applying.compiled import TokenFunctions, pad_to_parts, token_functions
 from verl_clipx.losses.applying.loss import token_statistics
 from verl_clipx.losses.base.tokens import Inputs
@@ -18,12 +19,9 @@ from verl_clipx.losses.contract.contract import compiled_loss_is_the_same
 from verl_clipx.losses.methods import BUILT_IN, METHODS, Method
 from verl_clipx.losses.modifiers import AdvantageReweighting, FutureInfluence
 
-SHAPES = [(1, 1), (1, 7), (5, 5), (64, 33)]
-REWEIGHTED = AdvantageReweighting(alpha=0.3)
 
-
-def micro_batch(method: Method, sequences: int, length: int, dtype: torch.dtype = torch.float32) -> Inputs:
-    """Ragged sequences with ratios on both sides of the bounds; advantages with a stride of 0."""
+def make_micro_batch(method: Method, sequences: int, length: int, dtype: torch.dtype = torch.float32) -> Inputs:
+    """Return ragged sequences with ratios on both sides of the bounds; advantages with a stride of 0."""
     generator = torch.Generator().manual_seed(sequences * length)
     old = -4 * torch.rand(sequences, length, generator=generator, dtype=torch.float64)
     new = old + 0.3 * torch.randn(sequences, length, generator=generator, dtype=torch.float64)
@@ -35,16 +33,16 @@ def micro_batch(method: Method, sequences: int, length: int, dtype: torch.dtype 
         "group": torch.arange(sequences) // 2,
     }
     return Inputs(
-        new.to(dtype),
-        old.to(dtype),
-        advantages.to(dtype).expand(-1, length),
-        torch.arange(length) < lengths,
+        log_prob=new.to(dtype),
+        old_log_prob=old.to(dtype),
+        advantages=advantages.to(dtype).expand(-1, length),
+        mask=torch.arange(length) < lengths,
         **{name: optional[name] for name in method.asks_for},
     )
 
 
 @pytest.fixture
-def recorded(compile_by) -> CompileCounterWithBackend:
+def recorder(compile_by) -> CompileCounterWithBackend:
     """A compiler that records its graphs and runs them as they are."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
@@ -52,26 +50,20 @@ def recorded(compile_by) -> CompileCounterWithBackend:
     return counter
 
 
-def warnings_of(caplog) -> list[str]:
-    """What the plugin said."""
+def get_warnings(caplog) -> list[str]:
+    """Return what was logged where losses are compiled."""
     return [record.getMessage() for record in caplog.records if record.name == "verl_clipx.losses.applying.compiled"]
 
 
-def both(functions: TokenFunctions, inputs: Inputs) -> list[Tensor]:
-    """Statistics, and what the loss makes of them."""
+def apply(functions: TokenFunctions, inputs: Inputs) -> list[Tensor]:
+    """Return a method's statistics, and what its loss returns with the decision that follows from them."""
     statistics = functions.statistics(inputs)
     return [statistics, *functions.loss(inputs, functions.method.decide(statistics))]
 
 
-def both_ways(name: str) -> tuple[Method, TokenFunctions, TokenFunctions]:
-    """A method with its defaults, compiled and as it is."""
-    method = METHODS[name]()
-    return method, *(TokenFunctions(method, None, compiled=compiled) for compiled in (True, False))
-
-
-def assert_all_close(found: list[Tensor], expected: list[Tensor]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        assert_close(one, other, rtol=1e-6, atol=1e-6)
+def assert_all_close(tensors: list[Tensor], expected_tensors: list[Tensor]) -> None:
+    for tensor, expected in zip(tensors, expected_tensors, strict=True):
+        assert_close(tensor, expected, rtol=1e-6, atol=1e-6)
 
 
 # One method for each form of statistics: sums for each bin, tables, a mean that is compared with a threshold, none.
@@ -82,30 +74,39 @@ ONE_OF_EACH_FORM = ("acpo", "bapo", "m2po", "grpo")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in ONE_OF_EACH_FORM else pytest.mark.matrix) for name in BUILT_IN]
 )
-def test_one_graph_each_whatever_the_inputs_look_like(name, recorded, caplog):
-    method, functions, eager = both_ways(name)
+def test_one_graph_each_whatever_the_inputs_look_like(name, recorder, caplog):
+    method = METHODS[name]()
+    functions = TokenFunctions(method, None, compiled=True)
+    eager = TokenFunctions(method, None, compiled=False)
     functions.prepare("cpu", counted=False)
-    made = recorded.frame_count
-    assert made == 1 + bool(method.statistics_size) + bool(method.second_statistics_size)
-    for shape in SHAPES:
-        inputs = micro_batch(method, *shape, torch.bfloat16 if shape == SHAPES[-1] else torch.float32)
-        expected = both(eager, inputs)
+    graphs = recorder.frame_count
+    assert graphs == 1 + bool(method.statistics_size) + bool(method.second_statistics_size)
+    for sequences, length, dtype in (
+        (1, 1, torch.float32),
+        (1, 7, torch.float32),
+        (5, 5, torch.float32),
+        (64, 33, torch.bfloat16),
+    ):
+        inputs = make_micro_batch(method, sequences, length, dtype)
+        expected = apply(eager, inputs)
         transposed = inputs._replace(log_prob=inputs.log_prob.T.contiguous().T, mask=inputs.mask.T.contiguous().T)
-        learning = inputs._replace(log_prob=inputs.log_prob.clone().requires_grad_(True))
-        for given, grad in ((inputs, False), (transposed, True), (learning, True)):
-            with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16, enabled=grad):
-                assert_all_close(both(functions, given), expected)
-    assert recorded.frame_count == made
+        with_gradient = inputs._replace(log_prob=inputs.log_prob.clone().requires_grad_(True))
+        with torch.no_grad():
+            assert_all_close(apply(functions, inputs), expected)
+        with torch.enable_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            assert_all_close(apply(functions, transposed), expected)
+            assert_all_close(apply(functions, with_gradient), expected)
+    assert recorder.frame_count == graphs
     for dtype in (torch.float64, torch.float32):
-        both(functions, micro_batch(method, 4, 9, dtype))
-    assert recorded.frame_count <= made + 2
-    assert not warnings_of(caplog)
+        apply(functions, make_micro_batch(method, 4, 9, dtype))
+    assert recorder.frame_count <= graphs + 2
+    assert not get_warnings(caplog)
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if METHODS[name]().statistics_size])
 def test_sequences_padded_to_whole_parts_have_the_same_statistics(name):
     method = METHODS[name]()
-    inputs = micro_batch(method, 4, 1030)
+    inputs = make_micro_batch(method, 4, 1030)
     padded = pad_to_parts(inputs)
     assert padded.mask.shape == (4, 2048)
     expected = token_statistics(method, None, inputs)
@@ -113,109 +114,127 @@ def test_sequences_padded_to_whole_parts_have_the_same_statistics(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "shaping"), [("bapo", None), ("dro", None), *((name, REWEIGHTED) for name in ("dcpo", "dgpo"))]
+    ("name", "shaping"),
+    [
+        ("bapo", None),
+        ("dro", None),
+        ("dcpo", AdvantageReweighting(alpha=0.3)),
+        ("dgpo", AdvantageReweighting(alpha=0.3)),
+    ],
 )
-def test_parameters_are_constants_of_the_graph(name, shaping, recorded):
+def test_parameters_are_constants_of_the_graph(name, shaping, recorder):
     # As inputs they would be float64, and so would all that is computed with them.
     functions = TokenFunctions(METHODS[name](), shaping, compiled=True)
-    both(functions, micro_batch(functions.method, 4, 9))
-    for graph in recorded.graphs:
+    apply(functions, make_micro_batch(functions.method, 4, 9))
+    for graph in recorder.graphs:
         inputs = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
-        assert not [one for one in inputs if isinstance(one, float | torch.SymFloat)]
-        numbers = [one for one in inputs if isinstance(one, Tensor) and one.is_floating_point() and one.ndim == 0]
-        assert not numbers
+        assert not [value for value in inputs if is_float(value)]
+
+
+def is_float(value: object) -> bool:
+    """Return whether an input of a graph is one floating-point number, as a number or as a tensor."""
+    if isinstance(value, Tensor):
+        return value.is_floating_point() and value.ndim == 0
+    return isinstance(value, float | torch.SymFloat)
 
 
 @pytest.mark.slow
-def test_acpos_statistics_hold_no_scattered_sum(recorded):
+def test_acpos_statistics_hold_no_scattered_sum(recorder):
     # Such sums add in the order in which threads come. Those of the other methods are of whole numbers.
     functions = TokenFunctions(METHODS["acpo"](), None, compiled=True)
-    functions.statistics(micro_batch(functions.method, 4, 9))
-    (graph,) = recorded.graphs
+    functions.statistics(make_micro_batch(functions.method, 4, 9))
+    (graph,) = recorder.graphs
     called = [str(node.target) for node in graph.graph.nodes]
     assert "sum" in called
     assert not [name for name in called if any(word in name for word in ("scatter", "index_add", "index_put"))]
 
 
 @pytest.mark.slow
-def test_many_configurations_in_one_process(recorded, caplog):
+def test_each_of_many_configurations_in_one_process_gets_its_graph(recorder, caplog):
     # The compiler allows eight graphs of one function, and here two.
     with torch._dynamo.config.patch(recompile_limit=2):
         for index in range(3):
             functions = TokenFunctions(METHODS["grpo"](clip_high=1.2 + index / 10), None, compiled=True)
-            both(functions, micro_batch(functions.method, 4, 9))
-            assert recorded.frame_count == index + 1
-    assert not warnings_of(caplog)
+            apply(functions, make_micro_batch(functions.method, 4, 9))
+            assert recorder.frame_count == index + 1
+    assert not get_warnings(caplog)
 
 
-def test_loptis_tokens_are_another_input_of_the_same_graphs(recorded):
-    method, functions, eager = both_ways("acpo")
+def test_loptis_tokens_are_another_input_of_the_same_graphs(recorder):
+    method = METHODS["acpo"]()
+    functions = TokenFunctions(method, None, compiled=True)
+    eager = TokenFunctions(method, None, compiled=False)
     functions.prepare("cpu", counted=True)
-    inputs = micro_batch(method, 6, 20)
+    inputs = make_micro_batch(method, 6, 20)
     inputs = inputs._replace(counted=inputs.mask & (inputs.old_log_prob < -1))
-    assert_all_close(both(functions, inputs), both(eager, inputs))
-    assert recorded.frame_count == 2
+    assert_all_close(apply(functions, inputs), apply(eager, inputs))
+    assert recorder.frame_count == 2
 
 
-# A graph takes seconds to make, so that all which needs the real compiler's stands in one test for each.
 # The first has an optional input, the rollout's log-probabilities, in its statistics.
-REAL = [
+WITH_SHAPING = [
     pytest.param(METHODS["bapo"](weight="rollout"), FutureInfluence(half_life=2), id="bapo, by the rollout, with fipo"),
     pytest.param(METHODS["acpo"](), AdvantageReweighting(probability="current"), id="acpo, reweighted"),
 ]
-OTHERS = [pytest.param(METHODS[name](), None, id=name, marks=pytest.mark.matrix) for name in BUILT_IN if name != "acpo"]
+WITHOUT_SHAPING = [
+    pytest.param(METHODS[name](), None, id=name, marks=pytest.mark.matrix) for name in BUILT_IN if name != "acpo"
+]
 
 
+# A graph takes seconds to make, so that all which needs the real compiler's stands in one test for each.
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "shaping"), [*REAL, *OTHERS])
-def test_the_real_compilers_results(method, shaping):
+@pytest.mark.parametrize(("method", "shaping"), [*WITH_SHAPING, *WITHOUT_SHAPING])
+def test_the_real_compilers_results_are_the_eager_ones_alike_each_time_and_add_up_over_micro_batches(method, shaping):
     torch._dynamo.reset()
     token_functions.cache_clear()
-    functions, eager = (token_functions(method, shaping, compiled=compiled) for compiled in (True, False))
+    functions = token_functions(method, shaping, compiled=True)
+    eager = token_functions(method, shaping, compiled=False)
     compiled_loss_is_the_same(method, shaping)
-    inputs = micro_batch(method, 24, 53)
-    whole = functions.statistics(inputs)
-    assert_all_close(both(functions, inputs), both(eager, inputs))
+    inputs = make_micro_batch(method, 24, 53)
+    statistics = functions.statistics(inputs)
+    assert_all_close(apply(functions, inputs), apply(eager, inputs))
     for _ in range(3):
-        assert torch.equal(functions.statistics(inputs), whole)
-    # Rows in parts as micro-batches have them, each as wide as its longest response.
-    for size in (1, 5, 7):
-        parts = [narrowed(inputs, rows) for rows in torch.arange(24).split(size)]
-        split = sum_statistics(functions, parts)
-        assert_close(method.decide(split), method.decide(whole), rtol=1e-12, atol=1e-12)
+        assert torch.equal(functions.statistics(inputs), statistics)
+    for sequences in (1, 5, 7):
+        micro_batches = [select_sequences(inputs, rows) for rows in torch.arange(24).split(sequences)]
+        sums = sum_statistics(functions, micro_batches)
+        assert_close(method.decide(sums), method.decide(statistics), rtol=1e-12, atol=1e-12)
     assert functions.compiled
 
 
-def sum_statistics(functions: TokenFunctions, parts: list[Inputs]) -> Tensor:
-    """The statistics of micro-batches, whose second stage is about the sums of the first."""
-    statistics = sum(functions.statistics(part) for part in parts)
+def sum_statistics(functions: TokenFunctions, micro_batches: list[Inputs]) -> Tensor:
+    """Return the sum of micro-batches' statistics, whose second stage is about the sums of the first."""
+    statistics = sum(functions.statistics(micro_batch) for micro_batch in micro_batches)
     if not functions.method.second_statistics_size:
         return statistics
     first = statistics[: functions.method.statistics_size]
-    return sum(functions.statistics(part, first) for part in parts)
+    return sum(functions.statistics(micro_batch, first) for micro_batch in micro_batches)
 
 
-def narrowed(inputs: Inputs, rows: Tensor) -> Inputs:
-    """Some rows, without columns that none of them needs."""
+def select_sequences(inputs: Inputs, rows: Tensor) -> Inputs:
+    """Return some rows, as wide as the longest response among them."""
     width = int(inputs.mask[rows].sum(1).max())
     return Inputs(*(None if values is None else values[rows][:, :width] for values in inputs))
 
 
 @pytest.mark.parametrize("when", ["made", "run"])
 def test_a_compiler_that_fails_costs_one_warning(when, monkeypatch, caplog):
-    def fails(*arguments, **options):
+    def fail(*arguments, **options):
         raise RuntimeError("no C++ compiler found")
 
-    monkeypatch.setattr(torch, "compile", fails if when == "made" else lambda function, **options: fails)
+    def compile_what_fails(function, **options):
+        return fail
+
+    monkeypatch.setattr(torch, "compile", fail if when == "made" else compile_what_fails)
     method = METHODS["acpo"]()
     with caplog.at_level(logging.WARNING):
         functions = TokenFunctions(method, None, compiled=True)
         functions.prepare("cpu", counted=False)
-        inputs = micro_batch(method, 4, 9)
-        found = both(functions, inputs)
-    assert all(map(torch.equal, found, both(TokenFunctions(method, None, compiled=False), inputs)))
-    (warning,) = warnings_of(caplog)
-    assert "acpo" in warning and "no C++ compiler found" in warning
-    # An error of the compiled function, such as a lack of memory, is not the compiler's.
-    assert "the compiler, or what it compiled, failed" in warning
+        inputs = make_micro_batch(method, 4, 9)
+        results = apply(functions, inputs)
+    expected_results = apply(TokenFunctions(method, None, compiled=False), inputs)
+    assert all(map(torch.equal, results, expected_results))
     assert not functions.compiled
+    (warning,) = get_warnings(caplog)
+    # An error of the compiled function, such as a lack of memory, is not the compiler's.
+    assert_names(warning, "acpo", "no C++ compiler found", "the compiler, or what it compiled, failed")
