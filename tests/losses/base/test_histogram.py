@@ -19,28 +19,32 @@ def test_a_bucket_contains_its_upper_edge_and_the_outer_ones_are_open(dtype):
     assert bucket.min() >= 0 and bucket.max() < 4
 
 
-COUNTS = [0.0, 2.0, 0.0, 3.0, 5.0, 0.0]
-
-
 @pytest.mark.parametrize(
-    ("counts", "share", "index", "reached"),
-    [
-        *((COUNTS, 0.2, 1, 2.0), (COUNTS, 0.21, 3, 5.0), (COUNTS, 0.5, 3, 5.0), (COUNTS, 1.0, 4, 10.0)),
-        # Without tokens, at once; of a mini-batch of millions, exactly.
-        ([0.0, 0.0, 0.0], 0.5, 0, 0.0),
-        ([2.0**40, 1.0], 1.0, 1, 2.0**40 + 1),
-    ],
+    ("share", "expected_bucket", "expected_count"),
+    [(0.2, 1, 2.0), (0.21, 3, 5.0), (0.5, 3, 5.0), (1.0, 4, 10.0)],
 )
-def test_first_bucket_that_reaches_a_share(counts, share, index, reached):
-    actual = find_bucket_reaching(share, torch.tensor(counts, dtype=torch.float64))
-    assert [(value.item(), value.dtype, value.dim()) for value in actual] == [
-        (index, torch.int64, 0),
-        (reached, torch.float64, 0),
-    ]
+def test_the_first_bucket_that_reaches_a_share_and_the_count_up_to_it(share, expected_bucket, expected_count):
+    counts = torch.tensor([0.0, 2.0, 0.0, 3.0, 5.0, 0.0], dtype=torch.float64)
+    bucket, count = find_bucket_reaching(share, counts)
+    assert bucket.item() == expected_bucket
+    assert count.item() == expected_count
+    assert (bucket.dtype, bucket.dim()) == (torch.int64, 0)
+    assert (count.dtype, count.dim()) == (torch.float64, 0)
+
+
+def test_without_tokens_the_first_bucket_reaches_every_share():
+    bucket, count = find_bucket_reaching(0.5, torch.zeros(3, dtype=torch.float64))
+    assert (bucket.item(), count.item()) == (0, 0.0)
+
+
+def test_the_count_of_a_huge_mini_batch_is_exact():
+    bucket, count = find_bucket_reaching(1.0, torch.tensor([2.0**40, 1.0], dtype=torch.float64))
+    assert (bucket.item(), count.item()) == (1, 2.0**40 + 1)
 
 
 def test_whole_numbers_are_added_exactly_in_any_order():
-    bucket, values = torch.tensor([[0, 2, 2, 2], [2, 2, 0, 0]]), torch.tensor([[5, 2**52 - 3, 1, 1], [1, 1, 0, 0]])
+    bucket = torch.tensor([[0, 2, 2, 2], [2, 2, 0, 0]])
+    values = torch.tensor([[5, 2**52 - 3, 1, 1], [1, 1, 0, 0]])
     for order in ([0, 1, 2, 3], [2, 3, 1, 0], [3, 1, 0, 2]):
         assert whole_sums(bucket[:, order], values[:, order], 4).tolist() == [[5, 0, 2**52 - 1, 0], [0, 0, 2, 0]]
     assert whole_sums(bucket, values > 1, 4).tolist() == [[1, 0, 1, 0], [0, 0, 0, 0]]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.losses.methods.at import row, tokens_at
+from tests.losses.methods.hand_rows import row, tokens_at
 from verl_clipx.losses.base.method import find_declarations
 from verl_clipx.losses.base.metric import of_decision
 from verl_clipx.losses.methods import Bounds, FixedBounds
@@ -29,8 +29,8 @@ class WithMetrics(FixedBounds):
 
 def test_a_family_has_a_name_for_each_member_and_a_number_its_own():
     values = {"spread": torch.tensor(0.5), "width": torch.tensor([1.0, 2.0])}
-    found = [(metric.name, members) for metric, members in find_declarations(WithMetrics(), values)]
-    assert found == [("spread", {"spread": 0.5}), ("width", {"width/bin_0": 1.0, "width/bin_1": 2.0})]
+    declared = [(metric.name, members) for metric, members in find_declarations(WithMetrics(), values)]
+    assert declared == [("spread", {"spread": 0.5}), ("width", {"width/bin_0": 1.0, "width/bin_1": 2.0})]
 
 
 @pytest.mark.parametrize(

@@ -8,24 +8,31 @@ import pytest
 
 from verl_clipx.losses.base.refusal import ABSENT, Refusal, did_you_mean, refuse
 
-FIRST = Refusal("clipx.alpha", -1, "must be a number (at least 0)", "Set it to 3.")
-SECOND = Refusal("clipx.shaping", ABSENT, "is chosen without a method", "Choose one.")
+WRONG_ALPHA = Refusal("clipx.alpha", -1, "must be a number (at least 0)", "Set it to 3.")
+SHAPING_WITHOUT_METHOD = Refusal("clipx.shaping", ABSENT, "is chosen without a method", "Choose one.")
 
 
 def test_its_text_names_key_value_reason_and_advice():
-    assert str(FIRST) == "clipx.alpha=-1: must be a number (at least 0). Set it to 3."
-    assert str(SECOND) == "clipx.shaping: is chosen without a method. Choose one."
+    assert str(WRONG_ALPHA) == "clipx.alpha=-1: must be a number (at least 0). Set it to 3."
+    assert str(SHAPING_WITHOUT_METHOD) == "clipx.shaping: is chosen without a method. Choose one."
     assert str(Refusal("clipx.dual_clip", None, "must be a number")) == "clipx.dual_clip=null: must be a number."
 
 
 def test_all_refusals_are_raised_together_and_each_once():
     refuse([None])
     with pytest.raises(Refusal) as raised:
-        refuse([None, FIRST, SECOND, FIRST])
-    assert [part.key for part in raised.value.all] == ["clipx.alpha", "clipx.shaping"]
-    assert str(raised.value) == f"{FIRST}\n{SECOND}"
-    again = pickle.loads(pickle.dumps(raised.value))
-    assert str(again) == str(raised.value) and again.value == -1 and again.others[0].value is ABSENT
+        refuse([None, WRONG_ALPHA, SHAPING_WITHOUT_METHOD, WRONG_ALPHA])
+    assert [refusal.key for refusal in raised.value.all] == ["clipx.alpha", "clipx.shaping"]
+    assert str(raised.value) == f"{WRONG_ALPHA}\n{SHAPING_WITHOUT_METHOD}"
+
+
+def test_refusals_survive_pickle():
+    with pytest.raises(Refusal) as raised:
+        refuse([WRONG_ALPHA, SHAPING_WITHOUT_METHOD])
+    unpickled = pickle.loads(pickle.dumps(raised.value))
+    assert str(unpickled) == str(raised.value)
+    assert unpickled.value == -1
+    assert unpickled.others[0].value is ABSENT
 
 
 @pytest.mark.parametrize(
@@ -37,9 +44,13 @@ def test_all_refusals_are_raised_together_and_each_once():
         # Letters that changed places come before words that are nearer by difflib.
         ("gpro", ["gppo", "grpo"], " Did you mean grpo?"),
         ("epsilon_mx", ["epsilon_min", "epsilon_max"], " Did you mean epsilon_max or epsilon_min?"),
-        *(("nothing", ["acpo"], ""), ("acpo", [], "")),
+        ("nothing", ["acpo"], ""),
+        ("acpo", [], ""),
     ],
 )
 def test_the_nearest_known_words_are_named_once(word, known, sentence):
     assert did_you_mean(word, known) == sentence
+
+
+def test_a_prefix_stands_before_the_nearest_known_word():
     assert did_you_mean("acp0", ["acpo"], "+clipx=") == " Did you mean +clipx=acpo?"
