@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.losses.methods.at import tokens_at
+from tests.losses.methods.hand_rows import tokens_at
 from verl_clipx.losses.modifiers import AdvantageReweighting
 
 ADVANTAGES = [[2.0, -2.0, 2.0]]

@@ -18,9 +18,12 @@ FIELDS = ("log_prob", "old_log_prob", "advantages", "mask", "rollout_log_prob")
 MASKS = [OffPolicySequenceMask(delta=0.1), IcePop()]
 
 
-def golden_inputs(dtype=torch.float64):
+def load_golden_inputs(dtype=torch.float64):
     tensors = {name: torch.from_numpy(GOLDEN[name]) for name in FIELDS}
-    return Inputs(**{name: of if of.dtype == torch.bool else of.to(dtype) for name, of in tensors.items()})
+    for name in FIELDS:
+        if name != "mask":
+            tensors[name] = tensors[name].to(dtype)
+    return Inputs(**tensors)
 
 
 @pytest.mark.parametrize(
@@ -32,58 +35,67 @@ def golden_inputs(dtype=torch.float64):
     ],
 )
 def test_leaves_the_tokens_that_the_peer_leaves(name, mask):
-    assert torch.equal(apply_mask_rule(mask, golden_inputs()), torch.from_numpy(GOLDEN[name]))
+    assert torch.equal(apply_mask_rule(mask, load_golden_inputs()), torch.from_numpy(GOLDEN[name]))
 
 
 def test_bounds_and_thresholds_belong_to_the_tokens_that_stay():
     ratio = torch.tensor([[0.5, 5.0, 0.49, 5.1]], dtype=torch.float64)
-    zeros, every = torch.zeros_like(ratio), torch.ones_like(ratio, dtype=torch.bool)
-    given = Inputs(zeros, ratio.log(), -torch.ones_like(ratio), every, rollout_log_prob=zeros)
-    assert apply_mask_rule(IcePop(), given).tolist() == [[True, True, False, False]]
-    assert apply_mask_rule(IcePop(low=None), given).tolist() == [[True, True, True, False]]
-    assert apply_mask_rule(None, given).all()
+    inputs = Inputs(
+        log_prob=torch.zeros_like(ratio),
+        old_log_prob=ratio.log(),
+        advantages=-torch.ones_like(ratio),
+        mask=torch.ones_like(ratio, dtype=torch.bool),
+        rollout_log_prob=torch.zeros_like(ratio),
+    )
+    assert apply_mask_rule(IcePop(), inputs).tolist() == [[True, True, False, False]]
+    assert apply_mask_rule(IcePop(low=None), inputs).tolist() == [[True, True, True, False]]
+    assert apply_mask_rule(None, inputs).all()
     # A mean log-ratio of the sampler to the current policy of exactly 0.5.
-    given = given._replace(rollout_log_prob=zeros + 0.5)
-    assert apply_mask_rule(OffPolicySequenceMask(delta=0.5), given).all()
-    assert not apply_mask_rule(OffPolicySequenceMask(delta=0.49), given).any()
+    inputs = inputs._replace(rollout_log_prob=torch.full_like(ratio, 0.5))
+    assert apply_mask_rule(OffPolicySequenceMask(delta=0.5), inputs).all()
+    assert not apply_mask_rule(OffPolicySequenceMask(delta=0.49), inputs).any()
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.rule)
 @pytest.mark.parametrize("field", [name for name in FIELDS if name != "mask"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_token_that_is_not_finite_stays_and_junk_outside_changes_nothing(mask, field, value):
-    given = golden_inputs()
-    before, tensor = apply_mask_rule(mask, given), getattr(given, field)
-    outside = given._replace(**{field: torch.where(given.mask, tensor, value)})
-    assert torch.equal(apply_mask_rule(mask, outside), before)
-    inside = tensor.clone()
-    inside[:, 0] = value
-    after = apply_mask_rule(mask, given._replace(**{field: inside}))
-    assert torch.equal(after[:, 0], given.mask[:, 0])
-    assert not (after & ~given.mask).any()
+    inputs = load_golden_inputs()
+    tensor = getattr(inputs, field)
+    with_junk_outside = torch.where(inputs.mask, tensor, value)
+    remaining = apply_mask_rule(mask, inputs._replace(**{field: with_junk_outside}))
+    assert torch.equal(remaining, apply_mask_rule(mask, inputs))
+    with_value_inside = tensor.clone()
+    with_value_inside[:, 0] = value
+    remaining = apply_mask_rule(mask, inputs._replace(**{field: with_value_inside}))
+    assert torch.equal(remaining[:, 0], inputs.mask[:, 0])
+    assert not (remaining & ~inputs.mask).any()
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.rule)
 def test_a_token_whose_entropy_is_not_finite_stays(mask):
-    given = golden_inputs()
-    dropped = given.mask & ~apply_mask_rule(mask, given)
+    inputs = load_golden_inputs()
+    dropped = inputs.mask & ~apply_mask_rule(mask, inputs)
     assert dropped.any()
-    entropy = torch.zeros_like(given.log_prob)
-    assert torch.equal(apply_mask_rule(mask, given._replace(entropy=entropy)), given.mask & ~dropped)
-    spoiled = torch.where(dropped, torch.nan, entropy)
-    assert torch.equal(apply_mask_rule(mask, given._replace(entropy=spoiled)), given.mask)
+    finite_entropy = torch.zeros_like(inputs.log_prob)
+    remaining = apply_mask_rule(mask, inputs._replace(entropy=finite_entropy))
+    assert torch.equal(remaining, inputs.mask & ~dropped)
+    nan_where_dropped = torch.where(dropped, torch.nan, finite_entropy)
+    remaining = apply_mask_rule(mask, inputs._replace(entropy=nan_where_dropped))
+    assert torch.equal(remaining, inputs.mask)
 
 
 @pytest.mark.parametrize(
-    ("build", "key", "value"),
+    ("mask_class", "parameters", "key", "value"),
     [
         # No threshold is chosen for the user.
-        (OffPolicySequenceMask, "delta", None),
-        (lambda: IcePop(low=2.0), "low", 2.0),
-        (lambda: IcePop(high=0.5), "high", 0.5),
+        pytest.param(OffPolicySequenceMask, {}, "clipx.mask.delta", None, id="no delta"),
+        pytest.param(IcePop, {"low": 2.0}, "clipx.mask.low", 2.0, id="a lower bound above 1"),
+        pytest.param(IcePop, {"high": 0.5}, "clipx.mask.high", 0.5, id="an upper bound below 1"),
     ],
 )
-def test_a_value_that_it_cannot_have_is_refused(build, key, value):
-    with pytest.raises(Refusal) as refused:
-        build()
-    assert (refused.value.key, refused.value.value) == (f"clipx.mask.{key}", value)
+def test_a_value_that_it_cannot_have_is_refused(mask_class, parameters, key, value):
+    with pytest.raises(Refusal) as raised:
+        mask_class(**parameters)
+    assert raised.value.key == key
+    assert raised.value.value == value

@@ -19,15 +19,17 @@ def test_each_criterion_is_verls(criterion, dtype):
     log_ratio = torch.randn(40, 12, generator=generator, dtype=dtype) * torch.rand(40, 1, generator=generator)
     log_ratio[0, 0], log_ratio[1, 1] = 40, -40
     for threshold in ("0.8_1.1", "1.2") if criterion.endswith("k1") else ("0.05", "0.4"):
-        found = parse_criteria(criterion, threshold).remaining(mask, log_ratio, torch.zeros_like(log_ratio))
-        expected = compute_rollout_rejection_mask(log_ratio, mask, criterion, threshold)[0]
-        assert torch.equal(found, expected) and 0 < found.sum() < mask.sum()
+        remaining = parse_criteria(criterion, threshold).remaining(mask, log_ratio, torch.zeros_like(log_ratio))
+        expected, _ = compute_rollout_rejection_mask(log_ratio, mask, criterion, threshold)
+        assert torch.equal(remaining, expected)
+        assert 0 < remaining.sum() < mask.sum()
 
 
 def test_several_criteria_with_one_threshold_or_one_each():
     batch = example(torch.float32)
-    log_ratio = batch["log_prob"] - batch["old_log_prob"]
-    for names, threshold in (("token_k2, seq_mean_k3,token_k2", "0.1"), ("token_k1,seq_mean_k2", "0.7_1.4, 0.1")):
-        found = parse_criteria(names, threshold).remaining(batch["mask"], batch["log_prob"], batch["old_log_prob"])
-        expected = compute_rollout_rejection_mask(log_ratio, batch["mask"], names, threshold)[0]
-        assert torch.equal(found, expected) and 0 < found.sum() < batch["mask"].sum()
+    log_prob, old_log_prob, mask = batch["log_prob"], batch["old_log_prob"], batch["mask"]
+    for names, thresholds in (("token_k2, seq_mean_k3,token_k2", "0.1"), ("token_k1,seq_mean_k2", "0.7_1.4, 0.1")):
+        remaining = parse_criteria(names, thresholds).remaining(mask, log_prob, old_log_prob)
+        expected, _ = compute_rollout_rejection_mask(log_prob - old_log_prob, mask, names, thresholds)
+        assert torch.equal(remaining, expected)
+        assert 0 < remaining.sum() < mask.sum()
