@@ -24,8 +24,8 @@ if UNDER_TORCHRUN:
     os.environ |= {"HF_HUB_OFFLINE": "1", "VERL_LOGGING_LEVEL": "ERROR"}
     if torch.cuda.is_available():
         # As under Ray, each process sees one GPU.
-        every = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-        os.environ["CUDA_VISIBLE_DEVICES"] = every.split(",")[int(os.environ["LOCAL_RANK"])]
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices.split(",")[int(os.environ["LOCAL_RANK"])]
     else:
         os.environ["VERL_PLATFORM"] = "cpu"
         torch.set_num_threads(1)
@@ -42,29 +42,35 @@ MICRO_BATCH = 2
 
 
 def precision(dtype: str) -> tuple[str, ...]:
-    """The overrides for the dtype that FSDP computes in; parameters, reductions and buffers stay float32."""
+    """Return the overrides for the dtype that FSDP computes in; parameters, reductions and buffers stay float32."""
     types = {"param_dtype": dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     return tuple(f"++{ENGINE}.mixed_precision.{key}={value}" for key, value in types.items())
 
 
 def attention(name: str) -> str:
-    """The override for transformers' attention."""
+    """Return the override for transformers' attention."""
     return f"++{MODEL}.override_config.attn_implementation={name}"
 
 
 # The settings of all tests: nothing in them differs between a GPU and a CPU.
 COMMON = (
     f"{ACTOR}.strategy=fsdp2",
-    *(f"{ACTOR}.use_torch_compile=False", f"{ENGINE}.use_torch_compile=False", f"{ENGINE}.model_dtype=fp32"),
+    f"{ACTOR}.use_torch_compile=False",
+    f"{ENGINE}.use_torch_compile=False",
+    f"{ENGINE}.model_dtype=fp32",
     *precision("fp32"),
     attention("sdpa"),
-    *(f"{MODEL}.use_remove_padding=False", f"{MODEL}.enable_gradient_checkpointing=False"),
+    f"{MODEL}.use_remove_padding=False",
+    f"{MODEL}.enable_gradient_checkpointing=False",
     f"{ACTOR}.ppo_micro_batch_size_per_gpu={MICRO_BATCH}",
     f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu={MICRO_BATCH}",
     f"{ACTOR}.ppo_mini_batch_size={ROWS}",
     # With a learning rate of 1, a weight's change is its gradient, on every rank and however verl shards the weights.
     # Momentum gives the optimizer a state that can be offloaded.
-    *(f"{ACTOR}.optim.{key}" for key in ("optimizer=SGD", "lr=1", "weight_decay=0", "clip_grad=1e9")),
+    f"{ACTOR}.optim.optimizer=SGD",
+    f"{ACTOR}.optim.lr=1",
+    f"{ACTOR}.optim.weight_decay=0",
+    f"{ACTOR}.optim.clip_grad=1e9",
     f"{ACTOR}.optim.override_optimizer_config={{momentum:0.9}}",
 )
 
@@ -79,7 +85,7 @@ class Bench:
     samples: dict[bool, Sample]
 
     def configuration(self, *overrides: str, tied: bool = False):
-        """verl's whole configuration under `COMMON` and further Hydra overrides."""
+        """Return verl's whole configuration under `COMMON` and further Hydra overrides."""
         return compose_run(self.folder / str(tied), self.ranks, (*COMMON, *overrides))
 
     def update(self, *overrides: str, updates: int = 1, tied: bool = False) -> Update:
