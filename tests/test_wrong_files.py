@@ -19,7 +19,7 @@ import pytest
 
 from tests.analysis.runs.commands import clipx
 from tests.analysis.runs.example_runs import write_log, write_run
-from tests.papers.evaluation.tiny import evaluation_of, save_questions
+from tests.papers.evaluation.tiny import save_questions, write_evaluation
 
 RUN = "run/metrics.jsonl"
 
@@ -47,7 +47,7 @@ def whole(tmp_path_factory):
     """Every file that a command reads beside the wrong one."""
     folder = tmp_path_factory.mktemp("whole")
     write_log(folder / RUN, [{"actor/x": 1.0}])
-    evaluation_of(folder / "evaluation", np.ones((2, 1), dtype=bool), save_questions(folder / "data", 2))
+    write_evaluation(folder / "evaluation", np.ones((2, 1), dtype=bool), save_questions(folder / "data", 2))
     (folder / "saved" / "global_step_1" / "actor").mkdir(parents=True)
     return folder
 

@@ -16,7 +16,7 @@ from tests.analysis.certify import example_arms
 from tests.analysis.runs.example_runs import write_run
 from tests.claims.documents import ROOT
 from tests.compiler import load_compiler
-from tests.papers.evaluation.tiny import evaluation_of, questions_file, save_questions
+from tests.papers.evaluation.tiny import save_questions, write_evaluation, write_questions
 from tests.papers.tasks.knights_and_knaves.released import OTHER, TRAIN, record, release
 from verl_clipx.analysis.runs.folder import RunFolder
 from verl_clipx.papers.evaluation.commands import DEFAULT_REWARD
@@ -72,12 +72,12 @@ def evaluations(folder: Path) -> None:
     """Evaluations of two checkpoints, scored by the default reward, and of two methods' three trainings; made up."""
     generator, prepared = np.random.default_rng(0), folder / "prepared"
     prepared.mkdir()
-    few, more = save_questions(prepared, 6), questions_file(prepared, 12)
+    few, more = save_questions(prepared, 6), write_questions(prepared, 12)
     for method in ("grpo", "acpo"):
-        evaluation_of(folder / f"eval/{method}", generator.random((6, 4)) < 0.5, few, reward=DEFAULT_REWARD)
+        write_evaluation(folder / f"eval/{method}", generator.random((6, 4)) < 0.5, few, reward=DEFAULT_REWARD)
         for seed in (1, 2, 3):
             out = folder / f"runs/{method}-seed{seed}/evaluation/aime24"
-            evaluation_of(out, generator.random((12, 4)) < 0.5, more)
+            write_evaluation(out, generator.random((12, 4)) < 0.5, more)
 
 
 def puzzle_policy(folder: Path) -> dict[str, str]:

@@ -13,28 +13,41 @@ from verl_clipx.papers.evaluation.benchmark import read_benchmark, read_benchmar
 ROW = {"data_source": "s", "prompt": [{"role": "user", "content": "x"}], "reward_model": {"ground_truth": "1"}}
 
 
-def test_rows_in_verls_schema_become_questions(inputs, tmp_path):
-    of_file, named = read_benchmarks([str(inputs[1]), f"countdown={inputs[1]}"])
-    assert (of_file.name, named.name, len(named.sha256)) == ("test", "countdown", 64)
-    assert named.questions == pq.read_table(inputs[1]).to_pylist() and len(named.questions) == 6
+def test_rows_in_verls_schema_become_questions(inputs):
+    _, questions = inputs
+    unnamed, named = read_benchmarks([str(questions), f"countdown={questions}"])
+    assert unnamed.name == "test"
+    assert named.name == "countdown"
+    assert len(named.sha256) == 64
+    assert named.questions == pq.read_table(questions).to_pylist()
+    assert len(named.questions) == 6
+
+
+def test_a_row_without_extra_info_gets_an_empty_one(tmp_path):
     pq.write_table(pa.Table.from_pylist([ROW]), tmp_path / "bare.parquet")
     assert read_benchmark(tmp_path / "bare.parquet", "bare").questions == [ROW | {"extra_info": {}}]
 
 
 @pytest.mark.parametrize(
-    ("rows", "name", "message"),
+    ("rows", "message"),
     [
-        ([{"prompt": "x"}], "b", "row 0: it has no data_source, reward_model"),
-        ([{**ROW, "reward_model": {"style": "rule"}}], "b", "row 0: reward_model has no ground_truth"),
-        ([{**ROW, "extra_info": "x"}], "b", "row 0: extra_info is x"),
-        ([], "b", "contains no question"),
-        *(([ROW], name, "a folder gets this name") for name in ("a/b", "..")),
+        ([{"prompt": "x"}], "row 0: it has no data_source, reward_model"),
+        ([{**ROW, "reward_model": {"style": "rule"}}], "row 0: reward_model has no ground_truth"),
+        ([{**ROW, "extra_info": "x"}], "row 0: extra_info is x"),
+        ([], "contains no question"),
     ],
 )
-def test_files_that_are_no_benchmark_are_refused(tmp_path, rows, name, message):
+def test_files_that_are_no_benchmark_are_refused(tmp_path, rows, message):
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "odd.parquet")
     with pytest.raises(ValueError, match=message):
-        read_benchmark(tmp_path / "odd.parquet", name)
+        read_benchmark(tmp_path / "odd.parquet", "b")
+
+
+@pytest.mark.parametrize("name", ["a/b", ".."])
+def test_a_name_that_no_folder_can_have_is_refused(tmp_path, name):
+    pq.write_table(pa.Table.from_pylist([ROW]), tmp_path / "test.parquet")
+    with pytest.raises(ValueError, match="a folder gets this name"):
+        read_benchmark(tmp_path / "test.parquet", name)
 
 
 def test_a_path_with_an_equals_sign_is_a_path_with_and_without_a_name(tmp_path):

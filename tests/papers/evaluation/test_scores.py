@@ -11,7 +11,7 @@ import pandas
 import pytest
 import yaml
 
-from tests.papers.evaluation.tiny import questions_file, validated_rows, write_rows
+from tests.papers.evaluation.tiny import make_validation_rows, write_questions, write_rows
 from verl_clipx.common.files import hash_of_file
 from verl_clipx.papers.evaluation.benchmark import Benchmark
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
@@ -33,24 +33,33 @@ SAMPLES = pandas.DataFrame(
 
 
 def reward(data_source, solution_str, ground_truth, extra_info):
+    """Return parts of which one is no number, and one is of an empty completion alone."""
     assert data_source == "s" and ground_truth == "47"[extra_info["index"]]
-    right = ground_truth in solution_str
-    uneven = {} if solution_str else {"empty": 1.0}
-    return {"score": 3.0 if right else -3.0, "correct": right, "comment": "not a number", **uneven}
+    is_right = ground_truth in solution_str
+    parts = {"score": 3.0 if is_right else -3.0, "correct": is_right, "comment": "not a number"}
+    if not solution_str:
+        parts["empty"] = 1.0
+    return parts
 
 
 def test_scores_keep_every_numeric_part_that_all_have_and_the_answer():
     scores = score_samples(SAMPLES, BENCHMARK, reward)
-    kept = {"question", "sample", "seed", "length", "truncated"}
-    assert {*scores} == kept | {"answer", "reward/score", "reward/correct"}
-    assert scores[[*kept]].equals(SAMPLES[[*kept]])
+    sampled_columns = {"question", "sample", "seed", "length", "truncated"}
+    assert {*scores} == sampled_columns | {"answer", "reward/score", "reward/correct"}
+    assert scores[[*sampled_columns]].equals(SAMPLES[[*sampled_columns]])
     assert [None if pandas.isna(answer) else answer for answer in scores["answer"]] == ["4", None, None, "7"]
     assert scores["reward/score"].tolist() == [3.0, -3.0, -3.0, 3.0]
     assert scores["reward/correct"].tolist() == [1.0, 0.0, 0.0, 1.0]
-    assert score_samples(SAMPLES, BENCHMARK, lambda **row: 2)["reward/score"].tolist() == [2.0] * 4
-    # As in verl's validation, an answer that the reward returns has the vote.
-    named = score_samples(SAMPLES, BENCHMARK, lambda **row: {"score": 0.0, "pred": row["ground_truth"]})
-    assert named["answer"].tolist() == ["4", "4", "7", "7"]
+
+
+def test_a_reward_that_is_a_number_is_the_score():
+    scores = score_samples(SAMPLES, BENCHMARK, lambda **row: 2)
+    assert scores["reward/score"].tolist() == [2.0] * 4
+
+
+def test_an_answer_that_the_reward_returns_has_the_vote_as_in_verls_validation():
+    scores = score_samples(SAMPLES, BENCHMARK, lambda **row: {"score": 0.0, "pred": row["ground_truth"]})
+    assert scores["answer"].tolist() == ["4", "4", "7", "7"]
 
 
 def test_a_boolean_of_numpy_is_a_part():
@@ -59,20 +68,24 @@ def test_a_boolean_of_numpy_is_a_part():
 
 
 def reward_with_a_part_of_long_answers(data_source, solution_str, ground_truth, extra_info):
-    length = len(solution_str)
-    return {"score": float(length), **({"long": 1.0} if length > 2 else {})}
+    parts = {"score": float(len(solution_str))}
+    if len(solution_str) > 2:
+        parts["long"] = 1.0
+    return parts
 
 
-@pytest.mark.parametrize("texts", [("long", "no"), ("no", "long")])
-def test_a_part_that_one_checkpoint_lacks_is_left_out_for_all(tmp_path, texts):
+@pytest.mark.parametrize(("completion_of_a", "completion_of_b"), [("long", "no"), ("no", "long")])
+def test_a_part_that_one_checkpoint_lacks_is_left_out_for_all(tmp_path, completion_of_a, completion_of_b):
     evaluation = EvaluationFolder(tmp_path / "evaluation")
-    questions = questions_file(tmp_path, 4)
-    for label, text in zip("ab", texts, strict=True):
-        rows = validated_rows(range(4), samples=1, text=lambda question, sample, text=text: text)
+    questions = write_questions(tmp_path, 4)
+    for label, completion in (("a", completion_of_a), ("b", completion_of_b)):
+        rows = [row | {"output": completion} for row in make_validation_rows(range(4), samples=1)]
         write_rows(evaluation.completions_folder(label, "b", 0) / "000000" / "1.jsonl", rows)
     evaluation.write_config(
         {
-            **{"model": "m", "protocol": "sampled", "versions": {}},
+            "model": "m",
+            "protocol": "sampled",
+            "versions": {},
             "reward": f"{__name__}:reward_with_a_part_of_long_answers",
             "checkpoints": {label: {"source": "m", "step": 1, "fingerprint": label * 64} for label in "ab"},
             "sampling": {"samples": 1, "seeds": [0], "max_tokens": 8, "temperature": 1.0, "top_p": 1.0},
@@ -87,26 +100,38 @@ def test_a_part_that_one_checkpoint_lacks_is_left_out_for_all(tmp_path, texts):
 
 
 @pytest.mark.parametrize(
-    "broken",
+    "broken_reward",
     [
-        lambda **_: 1 / 0,
-        lambda **_: {"acc": 1.0},
-        lambda **_: "1.0",
-        lambda **_: {"score": 1.0, "x": float("nan")},
+        pytest.param(lambda **_: 1 / 0, id="an error"),
+        pytest.param(lambda **_: {"acc": 1.0}, id="no score"),
+        pytest.param(lambda **_: "1.0", id="a text"),
+        pytest.param(lambda **_: {"score": 1.0, "x": float("nan")}, id="a part that is NaN"),
         # Nothing can count votes for a list.
-        lambda **_: {"score": 1.0, "pred": ["4"]},
+        pytest.param(lambda **_: {"score": 1.0, "pred": ["4"]}, id="an answer that is a list"),
     ],
 )
-def test_a_broken_reward_names_the_completion(broken):
+def test_a_broken_reward_names_the_completion(broken_reward):
     with pytest.raises(RuntimeError, match="benchmark sums, question 0, sample 0"):
-        score_samples(SAMPLES, BENCHMARK, broken)
+        score_samples(SAMPLES, BENCHMARK, broken_reward)
 
 
-def test_objects_by_name():
+def test_an_object_is_imported_by_its_name():
     assert import_object("verl_clipx.papers.evaluation.scores:extract_answer", "--reward", object) is extract_answer
-    for name in ("verl_clipx.papers.evaluation.scores", ":f", "no.such.module:f", "math:no_such_function", "math:pi"):
-        with pytest.raises(ValueError, match=f"--reward {name}"):
-            import_object(name, "--reward", str)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("verl_clipx.papers.evaluation.scores", id="no object"),
+        pytest.param(":f", id="no module"),
+        pytest.param("no.such.module:f", id="an unknown module"),
+        pytest.param("math:no_such_function", id="an unknown object"),
+        pytest.param("math:pi", id="an object of another type"),
+    ],
+)
+def test_a_name_of_no_object_of_the_type_is_refused(name):
+    with pytest.raises(ValueError, match=f"--reward {name}"):
+        import_object(name, "--reward", str)
 
 
 def test_a_module_that_fails_while_it_is_imported_is_named(tmp_path, monkeypatch):
