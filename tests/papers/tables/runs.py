@@ -1,21 +1,23 @@
 """Runs of two made-up presets as they are on disk: a configuration, what verl's file logger writes, evaluations."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.analysis.runs.sameness import significant_values
 from verl_clipx.papers.tables.collect import collect
 from verl_clipx.papers.tables.definition import Table
 
-GRPO, ACPO = "made/grpo", "made/acpo"
+GRPO = "made/grpo"
+ACPO = "made/acpo"
 VERSIONS = {"verl": "0.9.1", "torch": "2.13.0", "vllm": None}
 
 
-def config_of(preset: str, **changes: Any):
+def make_config(preset: str, **changes: Any) -> DictConfig:
+    """Return a preset's configuration with some keys changed."""
     config = OmegaConf.create(
         {
             "data": {"seed": 1, "train_files": "${oc.env:CLIPX_DATA,data}/x", "val_files": "v", "train_batch_size": 32},
@@ -29,14 +31,23 @@ def config_of(preset: str, **changes: Any):
     return config
 
 
-def collected(table: Table, runs: Path) -> dict[str, Any]:
-    """What `collect` gives, and its cells by row and column under `at`."""
-    results = collect(table, runs, lambda preset: significant_values(config_of(preset)))
-    return results | {"at": {(cell["row"], cell["column"]): cell for cell in results["cells"]}}
+def collect_results(table: Table, runs: Path, rows: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the results of `clipx papers table collect`; rows: their names, empty for all."""
+
+    def values_of_preset(preset: str) -> dict[str, Any]:
+        return significant_values(make_config(preset))
+
+    return collect(table, runs, values_of_preset, rows)
+
+
+def find_cell(results: dict[str, Any], row: str, column: str) -> dict[str, Any]:
+    """Return the cell of a row and a column."""
+    (cell,) = [cell for cell in results["cells"] if (cell["row"], cell["column"]) == (row, column)]
+    return cell
 
 
 def write_run(runs: Path, preset: str, seed: int, metrics: Mapping[int, Any] | None = None, config=None, **changes):
-    """Write a finished run.
+    """Write a finished run, and return its folder.
 
     Args:
         metrics: by step; the last one's checkpoint is there.
@@ -44,8 +55,10 @@ def write_run(runs: Path, preset: str, seed: int, metrics: Mapping[int, Any] | N
         changes: to the configuration.
     """
     folder = runs / f"{preset}-seed{seed}"
-    config = config_of(preset, **{"data.seed": seed, "trainer.nnodes": 2, **changes}) if config is None else config
-    metrics = metrics or {step: {"timing_s/step": float(step)} for step in range(1, 21)}
+    if config is None:
+        config = make_config(preset, **{"data.seed": seed, "trainer.nnodes": 2, **changes})
+    if metrics is None:
+        metrics = {step: {"timing_s/step": float(step)} for step in range(1, 21)}
     for name in (".hydra", "checkpoints"):
         (folder / name).mkdir(parents=True)
     OmegaConf.save(config, folder / ".hydra" / "config.yaml")
@@ -70,14 +83,22 @@ def write_results(
     """
     out = folder / "evaluation" / benchmark
     out.mkdir(parents=True, exist_ok=True)
-    of_benchmark = {"path": "b", "sha256": "", "questions": questions}
+    cluster = changes.pop("cluster", None)
+    sampling = {"samples": 8, "seeds": [0], "max_tokens": 16, "temperature": 1.0, "top_p": 1.0, **changes}
     config = {
-        **{"model": model, "protocol": "sampled", "reward": "r"},
-        **{"versions": VERSIONS, "cluster": changes.pop("cluster", None)},
+        "model": model,
+        "protocol": "sampled",
+        "reward": "r",
+        "versions": VERSIONS,
+        "cluster": cluster,
         "checkpoints": {"last": {"source": model, "step": step, "fingerprint": ""}},
-        "sampling": {"samples": 8, "seeds": [0], "max_tokens": 16, "temperature": 1.0, "top_p": 1.0} | changes,
-        "benchmarks": {benchmark: of_benchmark},
+        "sampling": sampling,
+        "benchmarks": {benchmark: {"path": "b", "sha256": "", "questions": questions}},
     }
-    mean, metric = sum(values) / len(values), f"avg@{config['sampling']['samples']}"
-    found = {"result": {metric: {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}}, "values": {metric: values}}
-    (out / "results.json").write_text(json.dumps({"config": config, "benchmarks": {benchmark: found}}))
+    mean = sum(values) / len(values)
+    metric = f"avg@{sampling['samples']}"
+    benchmark_results = {
+        "result": {metric: {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}},
+        "values": {metric: values},
+    }
+    (out / "results.json").write_text(json.dumps({"config": config, "benchmarks": {benchmark: benchmark_results}}))

@@ -6,7 +6,7 @@ import yaml
 
 from verl_clipx.papers.tables.definition import Table, build_table
 
-HEAD = {
+ENTRIES_OF_ALL = {
     "title": "t",
     "source": "s",
     "metric": "m",
@@ -19,16 +19,16 @@ HEAD = {
 }
 
 
-def made_table(name: str, **changes) -> Table:
-    """The table small of a file of made_tables, with changes."""
-    return small_table(Path(__file__).with_name("made_tables").joinpath(f"{name}.yaml").read_text(), **changes)
+def make_table(name: str, **changes) -> Table:
+    """Return the table small of a file of made_tables, with changes."""
+    return build_small_table(Path(__file__).with_name("made_tables").joinpath(f"{name}.yaml").read_text(), **changes)
 
 
-def small_table(text: str, **changes) -> Table:
-    """A table called small.
+def build_small_table(text: str, **changes) -> Table:
+    """Return a table called small.
 
     Args:
-        text: YAML of its entries beyond the head, or in place of the head's.
+        text: YAML of its entries beyond `ENTRIES_OF_ALL`, or in place of those.
         changes: entries that win over both.
     """
-    return build_table("small", HEAD | yaml.safe_load(text) | changes)
+    return build_table("small", ENTRIES_OF_ALL | yaml.safe_load(text) | changes)

@@ -4,22 +4,19 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from tests.analysis.runs.commands import clipx
-from tests.papers.tables.tables import made_table
+from tests.messages import assert_names
+from tests.papers.tables.tables import make_table
 from verl_clipx.papers.tables.collect import hash_of_definition
 from verl_clipx.papers.tables.definition import Footnote, load_table
 from verl_clipx.papers.tables.render import cells_of, render
 
-TABLE = made_table("render")
-
-
+TABLE = make_table("render")
 GOLDEN = Path(__file__).with_name("golden")
 RESULTS = json.loads((GOLDEN / "results.json").read_text()) | {"definition": hash_of_definition(TABLE)}
 
 
-def test_golden():
+def test_the_whole_table_letter_by_letter():
     assert render(TABLE, RESULTS) == (GOLDEN / "small.markdown").read_text()
 
 
@@ -30,34 +27,46 @@ def test_without_results_no_cell_has_a_measured_number():
 
 
 def test_each_mark_has_its_footnote_and_those_about_the_whole_table_have_none():
-    notes = [Footnote(f"Note {number}.", rows=("x",)) for number in range(27)] + [Footnote("The whole.")]
-    text = render(replace(TABLE, footnotes=tuple(notes)), None)
+    of_a_row = [Footnote(f"Note {number}.", rows=("x",)) for number in range(27)]
+    of_the_table = Footnote("The whole.")
+    text = render(replace(TABLE, footnotes=(*of_a_row, of_the_table)), None)
     assert "| x<sup>a</sup>" in text and "<sup>z</sup> Note 25." in text and "<sup>aa</sup> Note 26." in text
     assert "\nThe whole.\n" in text
 
 
-OVER_QUESTIONS = {"low": 6.0, "high": 8.0, "interval": "questions"}
-OF_A_MODEL = {**OVER_QUESTIONS, "mean": 7.0, "difference": None, "seeds": []}
+# Changes to a cell of results.json.
+OF_ONE_SEED = {"low": 6.0, "high": 8.0, "interval": "questions"}
+OF_A_MODEL_THAT_IS_NOT_TRAINED = {**OF_ONE_SEED, "mean": 7.0, "difference": None, "seeds": []}
 
 
-@pytest.mark.parametrize(
-    ("changes", "texts"),
-    [
-        # Different numbers of seeds are said in the cells.
-        ({2: OVER_QUESTIONS}, ["**38.8 [37.0, 40.5] (\u22121.2), 2 seeds**", "**7.0 [6.0, 8.0], 1 seed**"]),
-        # A model that is only evaluated has no seed.
-        ({2: OF_A_MODEL}, ["**7.0 [6.0, 8.0]**", "95 % intervals of 1 cell: Student's t over qu"]),
-        ({2: OVER_QUESTIONS, 3: OF_A_MODEL}, ["**7.0 [6.0, 8.0], 1 seed** | **7.0 [6.0, 8.0]** |"]),
-        # One line for one kind of interval, with and without a training.
-        ({2: OVER_QUESTIONS, 3: OF_A_MODEL}, ["95 % intervals of 2 cells: Student's t over questions."]),
-        # What rounds to zero has no minus.
-        ({0: {"mean": 39.99, "difference": -0.01}}, ["(+0.0)"]),
-    ],
-)
-def test_the_texts_of_cells(changes, texts):
+def render_with_changes(changes: dict[int, dict]) -> str:
+    """Return the table with some cells of results.json changed, by their places."""
     cells = [cell | changes.get(place, {}) for place, cell in enumerate(RESULTS["cells"])]
-    text = render(TABLE, RESULTS | {"cells": cells})
-    assert all(one in text for one in texts) and "0 seeds" not in text
+    return render(TABLE, RESULTS | {"cells": cells})
+
+
+def test_different_numbers_of_seeds_are_in_the_cells():
+    text = render_with_changes({2: OF_ONE_SEED})
+    assert "**38.8 [37.0, 40.5] (\u22121.2), 2 seeds**" in text
+    assert "**7.0 [6.0, 8.0], 1 seed**" in text
+
+
+def test_a_model_that_is_not_trained_has_no_number_of_seeds():
+    text = render_with_changes({2: OF_A_MODEL_THAT_IS_NOT_TRAINED})
+    assert "**7.0 [6.0, 8.0]**" in text
+    assert "0 seeds" not in text
+    assert_names(text, "95 % intervals of 1 cell: Student's t over questions")
+
+
+def test_a_kind_of_interval_has_one_line_for_cells_with_and_without_a_training():
+    text = render_with_changes({2: OF_ONE_SEED, 3: OF_A_MODEL_THAT_IS_NOT_TRAINED})
+    assert "**7.0 [6.0, 8.0], 1 seed** | **7.0 [6.0, 8.0]** |" in text
+    assert "0 seeds" not in text
+    assert_names(text, "95 % intervals of 2 cells: Student's t over questions")
+
+
+def test_what_rounds_to_zero_has_no_minus():
+    assert "(+0.0)" in render_with_changes({0: {"mean": 39.99, "difference": -0.01}})
 
 
 def test_a_cell_that_was_not_measured_has_no_measured_number_in_json():
@@ -67,12 +76,20 @@ def test_a_cell_that_was_not_measured_has_no_measured_number_in_json():
     assert {(cell["row"], cell["measured"]) for cell in cells_of(TABLE, None)} == {("x", None)}
 
 
-def test_the_command_writes_files_and_refuses_results_of_an_older_definition(tmp_path):
-    path, out = tmp_path / "old.json", tmp_path / "table.md"
+def test_the_command_writes_the_table_into_a_file(tmp_path):
+    out = tmp_path / "table.md"
     clipx("papers", "table", "render", "dgpo_table4", "--runs", tmp_path, "--out", out)
     assert "DGPO | 52.7 | 73.0 | 62.0 | 77.9 | 56.7 | 70.4" in out.read_text()
-    words = ("papers", "table", "render", "dgpo_table4", "--results", path)
+
+
+def test_the_command_refuses_results_of_an_older_definition(tmp_path):
+    path = tmp_path / "old.json"
     path.write_text(json.dumps(RESULTS | {"table": "dgpo_table4"}))
-    assert "the table's definition has changed since" in clipx(*words, code=1)
+    output = clipx("papers", "table", "render", "dgpo_table4", "--results", path, code=1)
+    assert "the table's definition has changed since" in output
+
+
+def test_the_command_takes_results_of_the_present_definition(tmp_path):
+    path = tmp_path / "results.json"
     path.write_text(json.dumps(RESULTS | {"definition": hash_of_definition(load_table("dgpo_table4"))}))
-    clipx(*words)
+    clipx("papers", "table", "render", "dgpo_table4", "--results", path)
