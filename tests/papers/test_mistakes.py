@@ -14,8 +14,8 @@ from verl_clipx.papers.evaluation import validation_run
 RUN = "{model} +hardware=cpu --benchmark {questions} --out out --max-tokens 6"
 
 
-def mistakes():
-    """Exit code, command and message of each."""
+def read_mistakes():
+    """Yield exit code, command and message of each."""
     for line in Path(__file__).with_name("mistakes.txt").read_text().splitlines():
         if line.startswith("# exit code "):
             code = int(line[-1])
@@ -23,7 +23,7 @@ def mistakes():
             yield code, *line.split(" @ ")
 
 
-@pytest.mark.parametrize(("code", "command", "message"), list(mistakes()))
+@pytest.mark.parametrize(("code", "command", "message"), list(read_mistakes()))
 def test_a_mistake_is_named_before_anything_is_written(inputs, tmp_path, monkeypatch, code, command, message):
     model, questions = inputs
     monkeypatch.setattr(validation_run, "_launch", lambda *_: pytest.fail("verl was launched"))

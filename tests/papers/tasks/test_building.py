@@ -23,7 +23,7 @@ from verl_clipx.papers.tasks.building import (
 from verl_clipx.papers.tasks.definition import DatasetDefinition
 
 
-def row(text, truth="1", **extra):
+def make_row(text, truth="1", **extra):
     return {
         "data_source": "invented",
         "prompt": [{"role": "user", "content": text}],
@@ -34,6 +34,7 @@ def row(text, truth="1", **extra):
 
 
 def define(rows, **changes):
+    """Return the definition of a data set with these rows, and a list of the calls of its builder."""
     calls = []
 
     def build(source, *, split, prompt, seed: int = 0):
@@ -45,16 +46,30 @@ def define(rows, **changes):
     return replace(definition, **changes), calls
 
 
-ROWS = [row("What is 1+1?", "2"), row("what  is 1+1?", "2"), row("What is 2+2?", "4"), row("WHAT IS 2+2?", "5")]
+ROWS = [
+    make_row("What is 1+1?", "2"),
+    make_row("what  is 1+1?", "2"),
+    make_row("What is 2+2?", "4"),
+    make_row("WHAT IS 2+2?", "5"),
+]
 
 
-@pytest.mark.parametrize(("repeats", "counts", "kept"), [(False, (2, 2, 1), [0, 2]), (True, (4, 0, 0), [0, 1, 2, 3])])
-def test_duplicates_are_dropped_and_counted_unless_they_were_drawn_on_purpose(tmp_path, repeats, counts, kept):
-    definition, _ = define(ROWS, repeats=repeats)
+def test_duplicates_are_dropped_and_counted(tmp_path):
+    definition, _ = define(ROWS)
     record = build_split(definition, tmp_path / "new", split="train")
-    assert (record.rows, record.duplicates, record.conflicts) == counts
-    assert pq.read_table(tmp_path / "new" / "train.parquet").to_pylist() == [ROWS[index] for index in kept]
+    assert record.rows == 2
+    assert record.duplicates == 2
+    assert record.conflicts == 1
+    assert pq.read_table(tmp_path / "new" / "train.parquet").to_pylist() == [ROWS[0], ROWS[2]]
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["train.parquet"]
+
+
+def test_duplicates_that_were_drawn_on_purpose_are_kept(tmp_path):
+    definition, _ = define(ROWS, repeats=True)
+    record = build_split(definition, tmp_path / "new", split="train")
+    assert record.rows == 4
+    assert record.duplicates == record.conflicts == 0
+    assert pq.read_table(tmp_path / "new" / "train.parquet").to_pylist() == ROWS
 
 
 def test_hash_by_hand_whatever_the_chunks(tmp_path, monkeypatch):
@@ -63,37 +78,52 @@ def test_hash_by_hand_whatever_the_chunks(tmp_path, monkeypatch):
         '"prompt":[{"content":"What is 1+1?","role":"user"}],"reward_model":{"ground_truth":"2","style":"rule"}}\n'
     )
     assert row_line(ROWS[0]).decode() == line
-    rows = [ROWS[0], *(row(str(number)) for number in range(10))]
+    rows = [ROWS[0], *(make_row(str(number)) for number in range(10))]
     monkeypatch.setattr(building, "ROWS_PER_CHUNK", 3)
     sha256 = build_split(define(rows)[0], tmp_path, split="train").sha256
     assert sha256 == hashlib.sha256(line.encode() + b"".join(map(row_line, rows[1:]))).hexdigest()
 
 
-def test_a_changed_local_copy_is_noticed(tmp_path):
-    """The hash of a file is its own; a folder's follows names and sizes."""
+def test_a_file_that_has_changed_since_is_noticed_by_its_hash(tmp_path):
+    definition, _ = define(ROWS)
+    source = tmp_path / "copy.jsonl"
+    source.write_text("first content")
+    record = build_split(definition, tmp_path / "out", split="train", source=source)
+    assert record.request.source == f"copy.jsonl sha256:{hashlib.sha256(b'first content').hexdigest()}"
+    source.write_text("other content")
+    with pytest.raises(FileExistsError, match=r"made with source='copy.jsonl sha256:.*', not 'copy.jsonl sha256:"):
+        build_split(definition, tmp_path / "out", split="train", source=source)
+
+
+def test_the_hash_of_a_folder_follows_the_names_of_its_files(tmp_path):
     definition, _ = define(ROWS)
     folder = tmp_path / "copy"
     folder.mkdir()
-    (folder / "a").write_text("one")
-    record = build_split(definition, tmp_path / "file", split="train", source=folder / "a")
-    assert record.request.source == f"a sha256:{hashlib.sha256(b'one').hexdigest()}"
-    sources = []
-    for number, change in enumerate([lambda: None, lambda: (folder / "b").write_text(""), (folder / "b").unlink]):
-        change()
-        sources.append(build_split(definition, tmp_path / str(number), split="train", source=folder).request.source)
-    assert sources[0] == sources[2] != sources[1]
-    (folder / "a").write_text("two")
-    with pytest.raises(FileExistsError, match=r"made with source='a sha256:.*', not 'a sha256:"):
-        build_split(definition, tmp_path / "file", split="train", source=folder / "a")
+    (folder / "a").write_text("content")
+
+    def build_and_name_source(out):
+        return build_split(definition, tmp_path / out, split="train", source=folder).request.source
+
+    source = build_and_name_source("first")
+    (folder / "b").write_text("")
+    assert build_and_name_source("with another file") != source
+    (folder / "b").unlink()
+    assert build_and_name_source("without it") == source
 
 
 def test_fields_that_appear_after_the_first_chunk_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(building, "ROWS_PER_CHUNK", 2)
-    rows = [row("a"), row("b", solution=None), row("c", solution="x"), row("d", level=1), row("e", level=0.5)]
+    rows = [
+        make_row("a"),
+        make_row("b", solution=None),
+        make_row("c", solution="x"),
+        make_row("d", level=1),
+        make_row("e", level=0.5),
+    ]
     build_split(define(rows)[0], tmp_path, split="train")
-    table = pq.read_table(tmp_path / "train.parquet").to_pylist()
-    extra = [(r["extra_info"]["solution"], r["extra_info"]["level"]) for r in table]
-    assert extra == [(None, None), (None, None), ("x", None), (None, 1.0), (None, 0.5)]
+    extra_infos = [row["extra_info"] for row in pq.read_table(tmp_path / "train.parquet").to_pylist()]
+    assert [extra_info["solution"] for extra_info in extra_infos] == [None, None, "x", None, None]
+    assert [extra_info["level"] for extra_info in extra_infos] == [None, None, None, 1.0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +139,7 @@ def test_fields_that_appear_after_the_first_chunk_are_kept(tmp_path, monkeypatch
         ),
         ([{"prompt": ROWS[0]["prompt"]}], {}, r"invented: a row has the columns \['prompt'\]; verl's rows have"),
         ([{}], {}, r"invented: a row has the columns \[\]; verl's rows have"),
-        ([row("a", "1"), row("b", ["1"])], {}, "invented, train: rows of different types"),
+        ([make_row("a", "1"), make_row("b", ["1"])], {}, "invented, train: rows of different types"),
     ],
 )
 @pytest.mark.parametrize("size", [1, 100])
@@ -122,21 +152,45 @@ def test_what_is_wrong_is_named_and_leaves_nothing(tmp_path, monkeypatch, rows, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_record_of_a_file_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
-    """A file that is missing or damaged has none, nor has one without a record or with a record of another form."""
+@pytest.fixture
+def built_file(tmp_path):
+    build_split(define(ROWS)[0], tmp_path, split="train")
+    return tmp_path / "train.parquet"
+
+
+def test_a_file_has_the_record_of_its_building(tmp_path):
     definition, _ = define(ROWS)
     record = build_split(definition, tmp_path, split="train")
+    assert read_record(tmp_path / "train.parquet") == record
+
+
+def test_a_file_that_is_missing_or_damaged_has_no_record(built_file):
+    content = built_file.read_bytes()
+    built_file.write_bytes(content[:-10])
+    assert read_record(built_file) is None
+    built_file.write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    assert read_record(built_file) is None
+    built_file.unlink()
+    assert read_record(built_file) is None
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        pytest.param({}, id="no record"),
+        pytest.param({METADATA_KEY: b"[1]"}, id="a list"),
+        pytest.param({METADATA_KEY: b'{"rows": 1}'}, id="a record with other fields"),
+    ],
+)
+def test_a_file_without_a_record_of_this_form_has_none(built_file, metadata):
+    pq.write_table(pq.read_table(built_file).replace_schema_metadata(metadata), built_file)
+    assert read_record(built_file) is None
+
+
+def test_the_record_of_a_file_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
+    definition, _ = define(ROWS)
+    build_split(definition, tmp_path, split="train")
     file = tmp_path / "train.parquet"
-    assert read_record(file) == record
-    content = file.read_bytes()
-    table = pq.read_table(file)
-    for name, damaged in (("cut", content[:-10]), ("overwritten", b"PAR1" + bytes(100) + b"PAR1")):
-        (tmp_path / name).write_bytes(damaged)
-        assert read_record(tmp_path / name) is None
-    for name, metadata in (("none", {}), ("list", {METADATA_KEY: b"[1]"}), ("fields", {METADATA_KEY: b'{"rows": 1}'})):
-        pq.write_table(table.replace_schema_metadata(metadata), tmp_path / name)
-        assert read_record(tmp_path / name) is None
-    assert read_record(tmp_path / "missing") is None
 
     def refuse(path):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
@@ -148,11 +202,14 @@ def test_the_record_of_a_file_that_cannot_be_read_is_an_error(tmp_path, monkeypa
         build_split(definition, tmp_path, split="train")
 
 
-def test_normalised_prompts_and_option_names():
-    def text(content, role="user"):
+def test_prompts_are_equal_apart_from_case_blanks_and_width():
+    def normalise(content, role="user"):
         return normalise_prompt([{"role": role, "content": content}])
 
-    assert text("Ｗhat\n is\t1+1 ") == text("what is 1+1")
-    assert text("x", "system") != text("x")
-    assert text("1+1") != text("11")
+    assert normalise("Ｗhat\n is\t1+1 ") == normalise("what is 1+1")
+    assert normalise("x", "system") != normalise("x")
+    assert normalise("1+1") != normalise("11")
+
+
+def test_options_are_the_builders_further_arguments():
     assert option_names(define(ROWS)[0]) == ("seed",)

@@ -26,14 +26,14 @@ from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# What two steps reach on the held-out problems: next to nothing.
-REACHED = {
+# What is printed of two steps on the held-out problems: they reach next to nothing.
+HELD_OUT_SCORES = {
     countdown: r"held out, 256 problems: score 0\.0.*",
     knights_and_knaves: r"held out, 128 problems: score -(?:2\.[89]|3).*, acc 0\.0",
 }
 
 
-@pytest.fixture(params=REACHED, ids=lambda module: module.__name__.split(".")[-2])
+@pytest.fixture(params=HELD_OUT_SCORES, ids=lambda module: module.__name__.split(".")[-2])
 def policy(request):
     return request.param
 
@@ -47,11 +47,12 @@ def run(policy, *arguments):
 @pytest.mark.slow
 def test_it_prints_the_folder_alone_and_finds_it_again(policy, tmp_path):
     arguments = (tmp_path, "--steps", 2, "--examples", 40, "--num-threads", 1)
-    first, second = run(policy, *arguments), run(policy, *arguments)
+    first = run(policy, *arguments)
+    second = run(policy, *arguments)
     assert first.exit_code == second.exit_code == 0
     (folder,) = tmp_path.iterdir()
     assert first.stdout == second.stdout == f"{folder}\n"
-    assert re.search(REACHED[policy], first.stderr.replace("\n", " ")), first.stderr
+    assert re.search(HELD_OUT_SCORES[policy], first.stderr.replace("\n", " ")), first.stderr
     assert run(policy, *arguments, "--seed", 1).stdout != first.stdout
 
 
@@ -67,8 +68,8 @@ PUZZLES = knights_and_knaves.draw_training_puzzles(500, 0)
 TRUTHS = [word_solution(puzzle.solution, "ABC"[: len(puzzle.solution)]) for puzzle in PUZZLES]
 
 
-def examples_of(policy, mistakes, seed=0):
-    """Demonstrations, and the ground truths of their problems."""
+def build_examples(policy, mistakes, seed=0):
+    """Return demonstrations, and the ground truths of their problems."""
     if policy is countdown:
         problems = generate_problems(CountdownConfig(), 500, 0, "train")
         truths = [{"numbers": problem.numbers, "target": problem.target} for problem in problems]
@@ -78,16 +79,26 @@ def examples_of(policy, mistakes, seed=0):
 
 @pytest.mark.parametrize("mistakes", [0.0, 0.4, 1.0])
 def test_the_share_of_mistakes_is_the_given_one(policy, mistakes):
-    examples, truths = examples_of(policy, mistakes)
+    examples, truths = build_examples(policy, mistakes)
     source = policy.__name__.split(".")[-2]
-    scores = [compute_score(source, one.response, truth) for one, truth in zip(examples, truths, strict=True)]
-    right, rest = (1.0, 0.0) if policy is countdown else (3.0, -1.0)
-    assert {parts["score"] for parts in scores} <= {right, rest}
-    share = sum(parts["score"] == rest for parts in scores) / len(scores)
+    scores = []
+    for example, truth in zip(examples, truths, strict=True):
+        scores.append(compute_score(source, example.response, truth)["score"])
+    score_if_right, score_if_wrong = (1.0, 0.0) if policy is countdown else (3.0, -1.0)
+    assert {*scores} <= {score_if_right, score_if_wrong}
+    share = scores.count(score_if_wrong) / len(scores)
     assert share == pytest.approx(mistakes, abs=0.06 if 0 < mistakes < 1 else 0)
-    assert examples_of(policy, mistakes)[0] == examples
-    changes = mistakes == 0.4 or (policy is countdown and mistakes > 0)
-    assert (examples_of(policy, mistakes, seed=1)[0] != examples) == changes
+
+
+@pytest.mark.parametrize("mistakes", [0.0, 0.4, 1.0])
+def test_a_seed_decides_the_mistakes(policy, mistakes):
+    examples, _ = build_examples(policy, mistakes)
+    repeated, _ = build_examples(policy, mistakes)
+    assert repeated == examples
+    of_another_seed, _ = build_examples(policy, mistakes, seed=1)
+    # A mistake in Countdown is drawn itself; of knights and knaves only which answers have one.
+    depends_on_seed = mistakes > 0 if policy is countdown else 0 < mistakes < 1
+    assert (of_another_seed != examples) == depends_on_seed
 
 
 def test_training_puzzles_are_of_the_training_split():

@@ -4,6 +4,7 @@ Not covered: the hub itself.
 """
 
 import json
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,29 +26,73 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_each_format_a_folder_in_the_order_of_names_and_any_unicode_line(folder):
-    assert [list(local_records(folder / name)) for name in ("0.parquet", "1.jsonl", "data/2.json")] == [ROWS] * 3
+@pytest.mark.parametrize("name", ["0.parquet", "1.jsonl", "data/2.json"])
+def test_each_format_is_read(folder, name):
+    assert list(local_records(folder / name)) == ROWS
+
+
+def test_a_folder_is_read_in_the_order_of_its_files_names(folder):
+    assert list(local_records(folder)) == [*ROWS, *ROWS, *ROWS]
+
+
+def test_a_line_separator_of_unicode_ends_no_line(tmp_path):
     # U+2028 ends a line for str.splitlines, not in a file.
-    (folder / "data" / "2.jsonl").write_text(json.dumps({"a": "x\u2028y"}, ensure_ascii=False) + "\n")
-    assert list(local_records(folder)) == [*ROWS, *ROWS, *ROWS, {"a": "x\u2028y"}]
+    (tmp_path / "0.jsonl").write_text(json.dumps({"a": "x\u2028y"}, ensure_ascii=False) + "\n")
+    assert list(local_records(tmp_path)) == [{"a": "x\u2028y"}]
 
 
-NUMBERS, PROBLEM = {"target": 3, "nums": [3]}, {"problem": "?", "answer": 1}
-ASKED = {
-    "countdown_3to4": (NUMBERS, '{"numbers": [3], "target": 3}', "Jiayi-Pan/Countdown-Tasks-3to4", None, "train"),
-    "math500": (PROBLEM, "1", "HuggingFaceH4/MATH-500", None, "test"),
-    "olympiadbench": (PROBLEM, "1", "Hothan/OlympiadBench", "OE_TO_maths_en_COMP", "train"),
-}
+@dataclass
+class Hub:
+    """A stand-in for `datasets.load_dataset`: its records, and what was asked of it."""
+
+    records: list[dict] = field(default_factory=list)
+    calls: list[tuple] = field(default_factory=list)
+
+    def load_dataset(self, path, name=None, *, split):
+        self.calls.append((path, name, split))
+        return self.records
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_the_hub_is_asked_only_without_a_local_copy(folder, monkeypatch, name):
+@pytest.fixture
+def hub(monkeypatch):
     import datasets
 
-    calls, (record, truth, hub, config, hub_split) = [], ASKED[name]
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: calls.append((a, k)) or [record])
-    assert list(read_records(folder / "1.jsonl", hub="o/n", hub_split="train")) == ROWS and calls == []
+    hub = Hub()
+    monkeypatch.setattr(datasets, "load_dataset", hub.load_dataset)
+    return hub
+
+
+def test_the_hub_is_not_asked_where_there_is_a_local_copy(folder, hub):
+    assert list(read_records(folder / "1.jsonl", hub="o/n", hub_split="train")) == ROWS
+    assert hub.calls == []
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "truth", "call"),
+    [
+        pytest.param(
+            "countdown_3to4",
+            {"target": 3, "nums": [3]},
+            '{"numbers": [3], "target": 3}',
+            ("Jiayi-Pan/Countdown-Tasks-3to4", None, "train"),
+            id="countdown_3to4",
+        ),
+        pytest.param(
+            "math500", {"problem": "?", "answer": 1}, "1", ("HuggingFaceH4/MATH-500", None, "test"), id="math500"
+        ),
+        pytest.param(
+            "olympiadbench",
+            {"problem": "?", "answer": 1},
+            "1",
+            ("Hothan/OlympiadBench", "OE_TO_maths_en_COMP", "train"),
+            id="olympiadbench",
+        ),
+    ],
+)
+def test_without_a_local_copy_the_hub_is_asked_once(hub, name, record, truth, call):
+    hub.records.append(record)
     definition = definition_named(name)
     options = {"train_size": 1} if name == "countdown_3to4" else {}
     (row,) = definition.rows(None, split=definition.splits[0], prompt=definition.prompts[-1], **options)
-    assert calls == [((hub, config), {"split": hub_split})] and row["reward_model"]["ground_truth"] == truth
+    assert hub.calls == [call]
+    assert row["reward_model"]["ground_truth"] == truth

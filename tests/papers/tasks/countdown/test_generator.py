@@ -27,8 +27,8 @@ def evaluate(text: str) -> Fraction:
 
 
 @st.composite
-def generous(draw) -> CountdownConfig:
-    """Configurations whose targets include every sum of their numbers, so that every set of operators finds problems.
+def configs_with_many_problems(draw) -> CountdownConfig:
+    """Draw a configuration whose targets include every sum of its numbers, so that all operators find problems.
 
     Draws by + and - are within the targets in a quarter of cases, by all four operators in 1 of 60.
     """
@@ -40,7 +40,7 @@ def generous(draw) -> CountdownConfig:
 
 
 @settings(max_examples=30)
-@given(config=generous(), seed=st.integers(), split=st.sampled_from(["train", "test"]))
+@given(config=configs_with_many_problems(), seed=st.integers(), split=st.sampled_from(["train", "test"]))
 def test_solution_reaches_target_with_each_number_once(config, seed, split):
     problems = generate_problems(config, 10, seed, split)
     assert len({problem.key for problem in problems}) == 10
@@ -54,48 +54,74 @@ def test_solution_reaches_target_with_each_number_once(config, seed, split):
         assert split_of_key(problem.key) == split
 
 
-def test_intermediate_results_are_whole_and_not_negative_and_no_parentheses_are_redundant():
-    def values(node):
-        value = evaluate(ast.unparse(node))
-        parts = [node.left, node.right] if isinstance(node, ast.BinOp) else []
-        return [value, *(inner for part in parts for inner in values(part))]
+def list_values(node) -> list[Fraction]:
+    """Return the values of an expression and of all its parts."""
+    values = [evaluate(ast.unparse(node))]
+    if isinstance(node, ast.BinOp):
+        values += list_values(node.left)
+        values += list_values(node.right)
+    return values
 
-    problems = generate_problems(CountdownConfig(2, 5, 1, 20, 1, 99, "+-*/"), 300, 0, "train")
-    for problem in problems:
+
+def generate_300_problems():
+    config = CountdownConfig(
+        min_numbers=2, max_numbers=5, min_value=1, max_value=20, min_target=1, max_target=99, operators="+-*/"
+    )
+    return generate_problems(config, 300, 0, "train")
+
+
+def test_intermediate_results_are_whole_and_not_negative_and_no_parentheses_are_redundant():
+    for problem in generate_300_problems():
         tree = ast.parse(problem.solution, mode="eval").body
-        assert all(value >= 0 and value.denominator == 1 for value in values(tree)), problem.solution
+        assert all(value >= 0 and value.denominator == 1 for value in list_values(tree)), problem.solution
         assert ast.unparse(tree).count("(") == problem.solution.count("(")
-    # Numbers are not asked for in the order of the solution.
+
+
+def test_numbers_are_not_in_the_order_of_the_solution():
+    problems = generate_300_problems()
     in_order = [re.findall(r"\d+", problem.solution) == list(map(str, problem.numbers)) for problem in problems]
     assert sum(in_order) < 150
 
 
-def test_seeds_and_splits():
-    config = CountdownConfig(min_numbers=2, max_numbers=2, max_value=15)
-    longer = generate_problems(config, 200, 7, "train")
-    assert generate_problems(config, 50, 7, "train") == longer[:50] != generate_problems(config, 50, 8, "train")
-    train = {p.key for seed in range(3) for p in generate_problems(config, 200, seed, "train")}
-    test = {p.key for seed in range(3) for p in generate_problems(config, 25, seed, "test")}
+FEW_PROBLEMS = CountdownConfig(min_numbers=2, max_numbers=2, max_value=15)
+
+
+def test_a_seed_decides_the_problems_and_their_order():
+    problems = generate_problems(FEW_PROBLEMS, 200, 7, "train")
+    assert generate_problems(FEW_PROBLEMS, 50, 7, "train") == problems[:50]
+    assert generate_problems(FEW_PROBLEMS, 50, 8, "train") != problems[:50]
+
+
+def test_splits_share_no_problem_whatever_the_seed():
+    train = {problem.key for seed in range(3) for problem in generate_problems(FEW_PROBLEMS, 200, seed, "train")}
+    test = {problem.key for seed in range(3) for problem in generate_problems(FEW_PROBLEMS, 25, seed, "test")}
     assert not train & test
-    for problem in longer:
+
+
+def test_the_same_numbers_in_another_order_are_in_the_same_split():
+    for problem in generate_problems(FEW_PROBLEMS, 200, 7, "train"):
         swapped = type(problem)(problem.numbers[::-1], problem.target, "anything")
         assert split_of_key(swapped.key) == "train"
 
 
 def test_unfinished_attempt_leaves_out_one_number():
-    for problem in generate_problems(CountdownConfig(2, 5), 200, 0, "train"):
-        used = Counter(map(int, re.findall(r"\d+", draw_unfinished_attempt(problem, "+-", random.Random(0)))))
-        missing = Counter(problem.numbers) - used
-        assert missing.total() == 1 and not used - Counter(problem.numbers)
+    for problem in generate_problems(CountdownConfig(min_numbers=2, max_numbers=5), 200, 0, "train"):
+        attempt = draw_unfinished_attempt(problem, "+-", random.Random(0))
+        used = Counter(map(int, re.findall(r"\d+", attempt)))
+        available = Counter(problem.numbers)
+        assert (available - used).total() == 1
+        assert not used - available
 
 
 TOO_FEW = yaml.safe_load(Path(__file__).with_name("too_few.yaml").read_text())
 
 
-@pytest.mark.parametrize(("changes", "split", "found"), TOO_FEW)
-def test_too_few_problems_are_counted_and_every_key_is_named(changes, split, found):
+@pytest.mark.parametrize(("changes", "split", "count"), TOO_FEW)
+def test_too_few_problems_are_counted_and_every_key_is_named(changes, split, count):
     config = CountdownConfig(**changes)
-    with pytest.raises(ValueError, match=rf"^count=10: only {found} {split} problems came up with ") as refused:
+    with pytest.raises(ValueError, match=rf"^count=10: only {count} {split} problems came up with ") as raised:
         generate_problems(config, 10, 0, split)
-    message = str(refused.value)
-    assert repr(config) in message and all(key in message.rpartition(";")[2] for key in vars(config))
+    message = str(raised.value)
+    assert repr(config) in message
+    _, _, remedy = message.rpartition(";")
+    assert [key for key in vars(config) if key not in remedy] == []

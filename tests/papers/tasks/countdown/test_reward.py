@@ -27,8 +27,10 @@ def score(text, truth=TRUTH, source="countdown"):
 OUTCOMES = {"right": RIGHT, "wrong": WRONG, "no answer": NO_ANSWER}
 LISTS = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text(encoding="utf-8"))
 ANSWERS = [(outcome, answer) for outcome, answers in LISTS["answers"].items() for answer in answers]
-ANSWERS += [("wrong", "-" * 255 + "3"), ("no answer", "-" * 256 + "3"), ("no answer", "(" * 300 + "3")]
-ANSWERS += [("no answer", "(3+5)*2\ud800")]
+# The longest answer that is read, and one of a character more.
+ANSWERS += [("wrong", "-" * 255 + "3"), ("no answer", "-" * 256 + "3")]
+# What YAML cannot hold.
+ANSWERS += [("no answer", "(" * 300 + "3"), ("no answer", "(3+5)*2\ud800")]
 
 
 @pytest.mark.parametrize(("outcome", "answer"), ANSWERS)
@@ -52,12 +54,22 @@ def test_exact_arithmetic_within_the_tolerance(numbers, target, answer, outcome)
     assert score(f"<answer>{answer}</answer>", {"numbers": numbers, "target": target}) == OUTCOMES[outcome]
 
 
-def test_what_parquet_readers_give_and_json_are_truths():
-    truths = [{"numbers": [3, 5, 2], "target": target} for target in (16.0, np.int64(16), np.float64(16))]
-    truths += [{"numbers": kind, "target": 16} for kind in (np.array([3, 5, 2]), (3, 5, 2), [np.int64(5), 3.0, 2])]
-    for truth in [*truths, '{"numbers": [3, 5, 2], "target": 16}']:
-        assert score("<answer>(3+5)*2</answer>", truth) == RIGHT
-        assert score("<answer>3*5+2</answer>", truth) == WRONG
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"numbers": [3, 5, 2], "target": 16.0},
+        {"numbers": [3, 5, 2], "target": np.int64(16)},
+        {"numbers": [3, 5, 2], "target": np.float64(16)},
+        {"numbers": np.array([3, 5, 2]), "target": 16},
+        {"numbers": (3, 5, 2), "target": 16},
+        {"numbers": [np.int64(5), 3.0, 2], "target": 16},
+        '{"numbers": [3, 5, 2], "target": 16}',
+    ],
+    ids=repr,
+)
+def test_what_parquet_readers_give_and_json_are_truths(truth):
+    assert score("<answer>(3+5)*2</answer>", truth) == RIGHT
+    assert score("<answer>3*5+2</answer>", truth) == WRONG
 
 
 def test_garbage_collection_between_threads_does_not_raise():
@@ -69,17 +81,18 @@ def test_garbage_collection_between_threads_does_not_raise():
         def __del__(self):
             time.sleep(0)
 
-    def scores(depth):
-        found = []
+    def score_in_parentheses(depth):
+        scores = []
         for _ in range(300):
             Cycle()
-            found.append(score("<answer>" + "(" * depth + "5 + 2" + ")" * depth + " * 3 - 5</answer>"))
-        return found
+            scores.append(score("<answer>" + "(" * depth + "5 + 2" + ")" * depth + " * 3 - 5</answer>"))
+        return scores
 
-    before = gc.get_threshold()
+    usual_thresholds = gc.get_threshold()
     gc.set_threshold(5)
     try:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            assert all(found == [WRONG] * 300 for found in pool.map(scores, range(8)))
+            for scores in pool.map(score_in_parentheses, range(8)):
+                assert scores == [WRONG] * 300
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*usual_thresholds)

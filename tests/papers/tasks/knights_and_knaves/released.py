@@ -14,8 +14,8 @@ REORDERED = "(('and', ('telling-truth', 2), ('lying', 1)), ('not', ('telling-tru
 OTHER = "(('and', ('lying', 0), ('lying', 1)), ('lying', 0), ('->', ('telling-truth', 0), ('lying', 1)))"
 
 
-def record(statements: str, solution: tuple[bool, ...], names=("Ann", "Bob", "Cid")) -> dict:
-    """A row of the release."""
+def make_record(statements: str, solution: tuple[bool, ...], names=("Ann", "Bob", "Cid")) -> dict:
+    """Return a row of the release."""
     truth = "\n".join(
         f"({number}) {name} is a {'knight' if knight else 'knave'}"
         for number, (name, knight) in enumerate(zip(names, solution, strict=False), 1)
@@ -29,11 +29,11 @@ def record(statements: str, solution: tuple[bool, ...], names=("Ann", "Bob", "Ci
     }
 
 
-TRAIN = [record(STATEMENTS, (True, False, True))]
+TRAIN = [make_record(STATEMENTS, (True, False, True))]
 
 
-def release(folder: Path, train: list[dict], test: list[dict]) -> Path:
-    """Write both splits; returns the folder."""
+def write_release(folder: Path, train: list[dict], test: list[dict]) -> Path:
+    """Write both splits; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, records in (("train", train), ("test", test)):
         pq.write_table(pa.Table.from_pylist(records), folder / f"{split}.parquet")

@@ -23,43 +23,57 @@ from verl_clipx.papers.tasks.knights_and_knaves.puzzle import Puzzle
 from verl_clipx.papers.tasks.knights_and_knaves.wording import word_puzzle, word_statement
 from verl_clipx.papers.tasks.templates import template_named
 
+# Puzzles by their number of people.
+COUNTS = {
+    ("knights_and_knaves", "train"): {3: 900, 4: 900, 5: 900, 6: 900, 7: 900},
+    ("knights_and_knaves", "test"): {3: 100, 4: 100, 5: 100, 6: 100, 7: 100},
+    ("knights_and_knaves_tiny", "train"): {2: 20, 3: 1000},
+    ("knights_and_knaves_tiny", "test"): {2: 5, 3: 123},
+}
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "tiny"), [("knights_and_knaves", False), ("knights_and_knaves_tiny", True)])
-def test_rows(name, tiny):
-    definition, asked = definition_named(name), []
+@pytest.mark.parametrize("name", ["knights_and_knaves", "knights_and_knaves_tiny"])
+def test_rows_ask_different_puzzles_whose_truths_earn_the_most(name):
+    definition = definition_named(name)
+    statements = []
     for split in definition.splits:
-        made_rows = list(definition.rows(None, split=split, prompt=definition.prompts[0]))
-        asked += [row["extra_info"]["statements"] for row in made_rows]
-        counts = Counter(row["extra_info"]["people"] for row in made_rows)
-        papers = dict.fromkeys((3, 4, 5, 6, 7), 900 if split == "train" else 100)
-        assert counts == (papers if not tiny else {2: 20, 3: 1000} if split == "train" else {2: 5, 3: 123})
+        rows_of_split = list(definition.rows(None, split=split, prompt=definition.prompts[0]))
+        statements += [row["extra_info"]["statements"] for row in rows_of_split]
+        counts = Counter(row["extra_info"]["people"] for row in rows_of_split)
+        assert counts == COUNTS[name, split]
         # Sizes are mixed: each is among the first rows.
-        assert {row["extra_info"]["people"] for row in made_rows[:100]} == set(counts)
-        for index, row in enumerate(made_rows):
-            about, truth = row["extra_info"], row["reward_model"]["ground_truth"]
-            assert (row["data_source"], about["index"], about["split"]) == ("knights_and_knaves", index, split)
+        assert {row["extra_info"]["people"] for row in rows_of_split[:100]} == set(counts)
+        for index, row in enumerate(rows_of_split):
+            extra_info = row["extra_info"]
+            truth = row["reward_model"]["ground_truth"]
+            assert row["data_source"] == "knights_and_knaves"
+            assert extra_info["index"] == index
+            assert extra_info["split"] == split
             names = [line.split()[1] for line in truth.splitlines()]
-            assert len(names) == about["people"]
+            assert len(names) == extra_info["people"]
             response = f"so</think><answer>{truth}</answer>"
             assert reward.compute_score(row["data_source"], response, truth)["score"] == 3.0
-            if tiny:
-                assert row["prompt"] == [{"role": "user", "content": about["statements"]}]
+            if name == "knights_and_knaves_tiny":
+                assert row["prompt"] == [{"role": "user", "content": extra_info["statements"]}]
             else:
                 problem = row["prompt"][1]["content"].strip()
                 assert row["prompt"] == template_named("kk_chat").render(problem=problem)
                 assert f"You meet {len(names)} inhabitants: {', '.join(names[:-1])}, and {names[-1]}. " in problem
-    assert len(set(asked)) == len(asked)
+    assert len(set(statements)) == len(statements)
 
 
 def test_seed_decides_the_rows():
     arguments = {"split": "test", "prompt": "kk_chat", "people": [3, 5], "count": 5}
-    first, again, other = (list(rows(None, seed=seed, **arguments)) for seed in (1, 1, 2))
-    assert first == again != other
+    first = list(rows(None, seed=1, **arguments))
     assert Counter(row["extra_info"]["people"] for row in first) == {3: 5, 5: 5}
+    assert list(rows(None, seed=1, **arguments)) == first
+    assert list(rows(None, seed=2, **arguments)) != first
 
 
-A, B, NOT_C = ("knight", 0), ("knight", 1), ("knave", 2)
+A = ("knight", 0)
+B = ("knight", 1)
+NOT_C = ("knave", 2)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +105,13 @@ def test_puzzle_in_english_has_the_published_frame_and_each_person_speaks_once_i
         "A very special island is inhabited only by knights and knaves. Knights always tell the truth, and knaves "
         f"always lie. You meet 7 inhabitants: {', '.join(names[:-1])}, and {names[-1]}. "
     )
-    assert problem.startswith(opening) and problem.endswith(" So who is a knight and who is a knave?")
-    said = problem.removeprefix(opening)
-    assert word_statement(statements[0], names) in said
+    assert problem.startswith(opening)
+    assert problem.endswith(" So who is a knight and who is a knave?")
+    sayings = problem.removeprefix(opening)
+    assert word_statement(statements[0], names) in sayings
     # "X is a knight" names X, and so does the saying around it.
-    after_the_first = re.findall("|".join(names), said)[-12:]
-    assert after_the_first == [name for name in names[1:] for _ in range(2)]
+    names_after_the_first = re.findall("|".join(names), sayings)[-12:]
+    assert names_after_the_first == [name for name in names[1:] for _ in range(2)]
 
 
 def test_chat_prompt_and_compact_response_end_as_the_reward_expects():

@@ -39,44 +39,53 @@ def test_statements_of_another_form_are_refused(statement):
         truth_table(statement, knight_tables(2))
 
 
-HARPER, EMMA, MIA, LUKE, ALEXANDER, DAVID, ETHAN = range(7)
-PRINTED = [
-    # Appendix C.1.1 of arXiv 2505.12929: three (Alexander, Lily, Samuel) and seven people, with the solutions there.
-    ((("or", ("knave", 1), ("knight", 1)), ("iff", ("knight", 2), ("knight", 1)), ("knight", 1)), [(True,) * 3]),
-    (
-        (
-            ("not", ("knight", DAVID)),
-            ("knight", DAVID),
-            ("if", ("knight", EMMA), ("knave", EMMA)),
-            ("if", ("knave", ALEXANDER), ("knight", EMMA)),
-            ("if", ("knight", DAVID), ("knave", HARPER)),
-            ("not", ("knight", ALEXANDER)),
-            ("knight", HARPER),
+# Places of those among the seven people of whom somebody speaks, by the names in the paper.
+HARPER, EMMA, ALEXANDER, DAVID = 0, 1, 4, 5
+
+
+@pytest.mark.parametrize(
+    ("statements", "solutions"),
+    [
+        pytest.param(
+            (("or", ("knave", 1), ("knight", 1)), ("iff", ("knight", 2), ("knight", 1)), ("knight", 1)),
+            [(True, True, True)],
+            id="three people of arXiv 2505.12929, Appendix C.1.1",
         ),
-        [(True, False, True, True, True, False, True)],
-    ),
-    ((("knave", 0), ("knight", 0)), []),  # the liar
-    ((("knight", 1), ("knight", 0)), [(False, False), (True, True)]),
-]
-
-
-@pytest.mark.parametrize(("statements", "solutions"), PRINTED)
+        pytest.param(
+            (
+                ("not", ("knight", DAVID)),
+                ("knight", DAVID),
+                ("if", ("knight", EMMA), ("knave", EMMA)),
+                ("if", ("knave", ALEXANDER), ("knight", EMMA)),
+                ("if", ("knight", DAVID), ("knave", HARPER)),
+                ("not", ("knight", ALEXANDER)),
+                ("knight", HARPER),
+            ),
+            [(True, False, True, True, True, False, True)],
+            id="seven people of the same appendix",
+        ),
+        pytest.param((("knave", 0), ("knight", 0)), [], id="the liar"),
+        pytest.param((("knight", 1), ("knight", 0)), [(False, False), (True, True)], id="two solutions"),
+    ],
+)
 def test_solutions_by_hand(statements, solutions):
     assert solve(statements) == solutions
 
 
-def same_by_search(first, second) -> bool:
-    """Whether some order of the people turns one puzzle's meaning into the other's."""
+def are_equal_by_search(first, second) -> bool:
+    """Return whether some order of the people turns one puzzle's meaning into the other's."""
+    return any(is_turned_into(first, second, order) for order in itertools.permutations(range(len(first))))
+
+
+def is_turned_into(first, second, order) -> bool:
+    """Return whether the second puzzle's people, who are the first one's in an order, say the same."""
     people = range(len(first))
-    ways = list(itertools.product([False, True], repeat=len(first)))
-    return any(
-        all(
-            holds(first[order[i]], [kinds[order.index(p)] for p in people]) == holds(second[i], kinds)
-            for i in people
-            for kinds in ways
-        )
-        for order in map(list, itertools.permutations(people))
-    )
+    for kinds in itertools.product([False, True], repeat=len(first)):
+        kinds_of_first = [kinds[order.index(person)] for person in people]
+        for person in people:
+            if holds(first[order[person]], kinds_of_first) != holds(second[person], kinds):
+                return False
+    return True
 
 
 def test_keys_are_equal_only_for_equal_puzzles():
@@ -87,40 +96,54 @@ def test_keys_are_equal_only_for_equal_puzzles():
         tuple((rng.choice(["and", "or", "if", "iff"]), *rng.choices(leaves, k=2)) for _ in range(3)) for _ in range(80)
     ]
     pairs = list(itertools.combinations(puzzles, 2))
-    equal = [Puzzle(first, ()).key == Puzzle(second, ()).key for first, second in pairs]
-    assert equal == [same_by_search(first, second) for first, second in pairs]
-    assert 0 < sum(equal) < len(equal)
-    # A ring of seven is keyed though everyone looks alike.
-    ring, turned = (tuple(("knave", (person + step) % 7) for person in range(7)) for step in (1, 3))
+    have_equal_keys = [Puzzle(first, ()).key == Puzzle(second, ()).key for first, second in pairs]
+    assert have_equal_keys == [are_equal_by_search(first, second) for first, second in pairs]
+    assert 0 < sum(have_equal_keys) < len(pairs)
+
+
+def test_a_ring_of_seven_has_a_key_though_everyone_looks_alike():
+    ring = tuple(("knave", (person + 1) % 7) for person in range(7))
+    turned = tuple(("knave", (person + 3) % 7) for person in range(7))
     assert Puzzle(ring, ()).key == Puzzle(turned, ()).key
 
 
-def depth(statement) -> int:
-    return 1 + max((depth(part) for part in statement[1:] if isinstance(part, tuple)), default=0)
+def measure_depth(statement) -> int:
+    return 1 + max((measure_depth(part) for part in statement[1:] if isinstance(part, tuple)), default=0)
 
 
-def kinds_in(statement) -> set:
-    return {statement[0]}.union(*(kinds_in(part) for part in statement[1:] if isinstance(part, tuple)))
+def list_kinds(statement) -> set:
+    return {statement[0]}.union(*(list_kinds(part) for part in statement[1:] if isinstance(part, tuple)))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("people", [3, 5, 7])
+def test_drawn_puzzles_have_one_solution_and_are_those_of_the_published_set(people, split):
+    puzzles = generate_puzzles(people, 60, 0, split, OPERATORS)
+    assert len(puzzles) == len({puzzle.key for puzzle in puzzles}) == 60
+    for puzzle in puzzles:
+        assert len(puzzle.statements) == people
+        assert solve(puzzle.statements) == [puzzle.solution]
+        assert split_of(puzzle) == split
+        # Nobody says "I am a knave", and nobody joins a statement with itself.
+        assert all(puzzle.statements[person] != ("knave", person) for person in range(people))
+        assert all(statement[1] != statement[2] for statement in puzzle.statements if len(statement) == 3)
+    statements = [statement for puzzle in puzzles for statement in puzzle.statements]
+    assert set().union(*map(list_kinds, statements)) == {"knight", "knave", *OPERATORS}
+    assert {measure_depth(statement) for statement in statements} == {1, 2}
 
 
 @pytest.mark.parametrize("people", [3, 5, 7])
-def test_drawn_puzzles_have_one_solution_and_are_those_of_the_published_set(people):
-    drawn = {split: generate_puzzles(people, 60, 0, split, OPERATORS) for split in ("train", "test")}
-    for split, puzzles in drawn.items():
-        assert len(puzzles) == len({puzzle.key for puzzle in puzzles}) == 60
-        for puzzle in puzzles:
-            assert len(puzzle.statements) == people and solve(puzzle.statements) == [puzzle.solution]
-            assert split_of(puzzle) == split
-            # Nobody says "I am a knave", and nobody joins a statement with itself.
-            assert all(puzzle.statements[person] != ("knave", person) for person in range(people))
-            assert all(said[1] != said[2] for said in puzzle.statements if len(said) == 3)
-        said = [statement for puzzle in puzzles for statement in puzzle.statements]
-        assert set().union(*map(kinds_in, said)) == {"knight", "knave", *OPERATORS}
-        assert {depth(statement) for statement in said} == {1, 2}
-    others = {puzzle.key for seed in (1, 2) for puzzle in generate_puzzles(people, 50, seed, "test", OPERATORS)}
-    assert not others & {puzzle.key for puzzle in drawn["train"]}
-    assert generate_puzzles(people, 20, 0, "train", OPERATORS) == drawn["train"][:20]
-    assert generate_puzzles(people, 20, 1, "train", OPERATORS) != drawn["train"][:20]
+def test_splits_share_no_puzzle_whatever_the_seed(people):
+    train = {puzzle.key for puzzle in generate_puzzles(people, 60, 0, "train", OPERATORS)}
+    test = {puzzle.key for seed in (1, 2) for puzzle in generate_puzzles(people, 50, seed, "test", OPERATORS)}
+    assert not test & train
+
+
+@pytest.mark.parametrize("people", [3, 5, 7])
+def test_a_seed_decides_the_puzzles_and_their_order(people):
+    puzzles = generate_puzzles(people, 60, 0, "train", OPERATORS)
+    assert generate_puzzles(people, 20, 0, "train", OPERATORS) == puzzles[:20]
+    assert generate_puzzles(people, 20, 1, "train", OPERATORS) != puzzles[:20]
 
 
 @pytest.mark.parametrize(

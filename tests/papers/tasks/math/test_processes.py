@@ -23,20 +23,25 @@ from verl_clipx.papers.tasks.math.processes import MEMORY_BYTES, compare
 # A question is one, however many right answers it has.
 ENDLESS = tuple((f"f(x)+{number}", "f(x)+(x+1)^{999}-(x+2)^{998}") for number in range(1, 17))
 EQUAL = ((r"\sqrt{4}", "2"),)
-LIMIT = 2
+# Seconds, in the place of five.
+SHORT_LIMIT = 2
 
 
-def workers():
-    """The processes that compare."""
-    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+def is_alive(process):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def list_workers():
+    """Return the processes that compare."""
+    alive = [child for child in psutil.Process().children() if is_alive(child)]
     return [child for child in alive if "spawn_main" in str(child.cmdline())]
 
 
-def wait_until_gone(found, seconds=60.0):
+def wait_until_gone(waited_for, seconds=60.0):
     """Wait without reaping: pebble itself must see that its processes have ended."""
-    end = time.monotonic() + seconds
-    while [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]:
-        assert time.monotonic() < end, found
+    deadline = time.monotonic() + seconds
+    while any(is_alive(process) for process in waited_for):
+        assert time.monotonic() < deadline, waited_for
         time.sleep(0.05)
 
 
@@ -47,14 +52,13 @@ def test_math_verify_decides():
     assert compare((("not math {{{", "\\"),), False) is None
     assert compare(((r"\sqrt{2}", r"\sqrt{3}"), (r"\sqrt{3}", r"3^{1/2}")), False) is True
     assert compare(((r"\sqrt{2}+", r"\sqrt{3}"), (r"\sqrt{2}", r"\sqrt{3}")), False) is None
-    assert 1 <= len(workers()) <= processes.PROCESSES
+    assert 1 <= len(list_workers()) <= processes.PROCESSES
 
 
 @pytest.fixture
 def short_limit(monkeypatch):
-    """Two seconds in the place of five."""
     assert processes.SECONDS == 5
-    monkeypatch.setattr(processes, "SECONDS", LIMIT)
+    monkeypatch.setattr(processes, "SECONDS", SHORT_LIMIT)
 
 
 def test_a_script_that_guards_nothing_runs_once(tmp_path):
@@ -74,20 +78,22 @@ def test_a_script_that_guards_nothing_runs_once(tmp_path):
 def test_an_endless_comparison_ends_alone(short_limit):
     """Its process is killed; others go on meanwhile, and what they wait is not counted against them."""
     assert compare(EQUAL, False) is True
-    before, started = workers(), time.monotonic()
+    workers_before = list_workers()
+    started = time.monotonic()
     with ThreadPoolExecutor(8) as threads:
         endless = threads.submit(compare, ENDLESS, False)
-        others = [threads.submit(compare, ((f"x+{index}", f"{index}+x"),), False) for index in range(20)]
-        assert [other.result() for other in others] == [True] * 20
-        assert endless.result() is None and LIMIT < time.monotonic() - started < LIMIT + 3
+        quick = [threads.submit(compare, ((f"x+{index}", f"{index}+x"),), False) for index in range(20)]
+        assert [comparison.result() for comparison in quick] == [True] * 20
+        assert endless.result() is None
+        assert SHORT_LIMIT < time.monotonic() - started < SHORT_LIMIT + 3
     assert compare(EQUAL, False) is True
-    assert set(workers()) != set(before)
+    assert set(list_workers()) != set(workers_before)
 
 
 @pytest.mark.slow
 def test_memory_is_bounded():
     compare(EQUAL, False)
-    for worker in workers():
+    for worker in list_workers():
         assert worker.rlimit(psutil.RLIMIT_AS)[0] < worker.memory_info().vms + 2 * MEMORY_BYTES
     # Some 10**11 digits, past the guards: out of memory or out of time, never equal, and the next comparison works.
     assert compare((("1", "(((9^{999})^{999})^{999})^{99}"),), False) in (None, False)
@@ -97,7 +103,7 @@ def test_memory_is_bounded():
 @pytest.mark.slow
 def test_processes_that_died_or_stopped_hold_nothing_up(short_limit):
     assert compare(EQUAL, False) is True
-    idle = workers()
+    idle = list_workers()
     for worker in idle:
         worker.kill()
     wait_until_gone(idle)
@@ -107,11 +113,11 @@ def test_processes_that_died_or_stopped_hold_nothing_up(short_limit):
     busy = threading.Thread(target=lambda: verdicts.append(compare(ENDLESS, False)))
     busy.start()
     time.sleep(0.5)
-    for worker in workers():
+    for worker in list_workers():
         worker.suspend()
-    busy.join(LIMIT + 20)
+    busy.join(SHORT_LIMIT + 20)
     assert verdicts == [None]
-    for worker in workers():
+    for worker in list_workers():
         worker.resume()
     assert [compare(EQUAL, False) for _ in range(5)] == [True] * 5
 
@@ -132,20 +138,20 @@ def test_processes_that_cannot_start_are_reported(monkeypatch):
 
 
 def _compare_in_child(connection):
-    connection.send((compare(EQUAL, False), [worker.pid for worker in workers()]))
+    connection.send((compare(EQUAL, False), [worker.pid for worker in list_workers()]))
     connection.recv()
 
 
 @pytest.mark.slow
 def test_a_fork_has_processes_of_its_own():
     assert compare(EQUAL, False) is True
-    ours = {worker.pid for worker in workers()}
-    here, there = multiprocessing.Pipe()
-    child = multiprocessing.get_context("fork").Process(target=_compare_in_child, args=(there,))
+    pids_of_parent = {worker.pid for worker in list_workers()}
+    end_of_parent, end_of_child = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=_compare_in_child, args=(end_of_child,))
     child.start()
-    verdict, theirs = here.recv()
+    verdict, pids_of_child = end_of_parent.recv()
     assert verdict is True
-    assert not ours & set(theirs)
+    assert not pids_of_parent & set(pids_of_child)
     child.kill()
     child.join()
     assert compare(EQUAL, False) is True
@@ -161,7 +167,7 @@ def test_no_process_outlives_its_parent(end):
     from verl_clipx.papers.tasks.math import processes
 
     def main():
-        processes.SECONDS = {LIMIT}
+        processes.SECONDS = {SHORT_LIMIT}
         assert processes.compare((("1", "1"),), False) is True
         threading.Thread(target=processes.compare, args=({ENDLESS!r}, False), daemon=True).start()
         time.sleep(0.5)
@@ -177,4 +183,4 @@ def test_no_process_outlives_its_parent(end):
     assert len(pids) >= 2
     parent.wait(60)
     # The kernel's limit; the comparison itself would take a minute.
-    wait_until_gone([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], seconds=LIMIT + 15)
+    wait_until_gone([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], seconds=SHORT_LIMIT + 15)

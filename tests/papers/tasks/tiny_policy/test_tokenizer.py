@@ -54,9 +54,9 @@ def test_any_text_survives_and_the_reloaded_tokenizer_agrees(tokenizer, reloaded
 
 def test_chat_template_by_hand(tokenizer, reloaded):
     expected = "<|system|>count<|end|><|user|>13 2 5 = 21<|end|><|assistant|>"
-    for each in (tokenizer, reloaded):
-        assert each.apply_chat_template(CHAT[:2], add_generation_prompt=True, tokenize=False) == expected
-        assert each.apply_chat_template(CHAT, tokenize=False) == expected + "<answer>13+2*5</answer><|end|>"
+    for either in (tokenizer, reloaded):
+        assert either.apply_chat_template(CHAT[:2], add_generation_prompt=True, tokenize=False) == expected
+        assert either.apply_chat_template(CHAT, tokenize=False) == expected + "<answer>13+2*5</answer><|end|>"
     with pytest.raises(TemplateError, match="unknown role tool"):
         tokenizer.apply_chat_template([{"role": "tool", "content": ""}], tokenize=False)
 

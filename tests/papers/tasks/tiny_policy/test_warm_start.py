@@ -20,11 +20,11 @@ CONFIG = WarmStartConfig(steps=3, batch_size=4, model=SMALL)
 LEARNED = WarmStartConfig(steps=150, batch_size=7, learning_rate=1e-2, model=SMALL)
 
 
-def ask(text):
+def make_prompt(text):
     return [{"role": "user", "content": text}]
 
 
-EXAMPLES = [Example(ask(f"{n} 2"), f"<answer>{n}+2</answer>") for n in range(1, 8)]
+EXAMPLES = [Example(make_prompt(f"{n} 2"), f"<answer>{n}+2</answer>") for n in range(1, 8)]
 PROMPTS = [example.prompt for example in EXAMPLES]
 
 
@@ -39,29 +39,34 @@ def load(folder):
 
 def test_seeds_decide_weights_and_samples_and_nothing_else_changes(tokenizer):
     before = torch.get_rng_state()
-    first, second, third = (build_model(SMALL, tokenizer, seed) for seed in (0, 0, 1))
-    weights = [model.lm_head.weight for model in (first, second, third)]
-    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
-    samples = [sample_responses(first, tokenizer, PROMPTS, seed, max_new_tokens=5) for seed in (0, 0, 1)]
-    assert samples[0] == samples[1] != samples[2] and len(samples[0]) == len(PROMPTS)
-    assert torch.equal(torch.get_rng_state(), before) and first.training
+    model = build_model(SMALL, tokenizer, seed=0)
+    weights = model.lm_head.weight
+    assert torch.equal(build_model(SMALL, tokenizer, seed=0).lm_head.weight, weights)
+    assert not torch.equal(build_model(SMALL, tokenizer, seed=1).lm_head.weight, weights)
+    samples = sample_responses(model, tokenizer, PROMPTS, 0, max_new_tokens=5)
+    assert len(samples) == len(PROMPTS)
+    assert sample_responses(model, tokenizer, PROMPTS, 0, max_new_tokens=5) == samples
+    assert sample_responses(model, tokenizer, PROMPTS, 1, max_new_tokens=5) != samples
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training
 
 
 def test_the_learning_rate_rises_over_a_tenth_of_the_steps_and_falls_to_almost_zero(tokenizer):
-    rates, step = [], torch.optim.AdamW.step
+    rates = []
+    original_step = torch.optim.AdamW.step
 
-    def recorded(optimizer, closure=None):
+    def step_and_record(optimizer, closure=None):
         rates.append(optimizer.param_groups[0]["lr"])
-        return step(optimizer, closure)
+        return original_step(optimizer, closure)
 
-    with patch.object(torch.optim.AdamW, "step", recorded):
+    with patch.object(torch.optim.AdamW, "step", step_and_record):
         config = replace(CONFIG, steps=20, learning_rate=0.018)
         module.fit(build_model(SMALL, tokenizer, 0), tokenizer, EXAMPLES, config)
     assert rates == pytest.approx([0.009, 0.018, *(k / 1000 for k in range(18, 0, -1))])
 
 
 def test_labels_cover_the_response_and_its_end_only(tokenizer):
-    input_ids, labels = encode(tokenizer, [EXAMPLES[0], Example(ask("10 20 30 40"), "<answer>10</answer>")], 32)
+    input_ids, labels = encode(tokenizer, [EXAMPLES[0], Example(make_prompt("10 20 30 40"), "<answer>10</answer>")], 32)
     assert tokenizer.decode(input_ids[0]) == "<|user|>1 2<|end|><|assistant|><answer>1+2</answer><|end|><|pad|><|pad|>"
     assert tokenizer.decode(labels[0][labels[0] >= 0]) == "<answer>1+2</answer><|end|>"
     assert torch.equal(input_ids[labels >= 0], labels[labels >= 0])
@@ -94,14 +99,19 @@ def test_a_policy_is_saved_with_its_tokenizer_found_again_and_the_same_on_one_th
 @pytest.mark.slow
 def test_a_fit_reads_the_prompt_and_a_second_one_goes_on_from_it(tmp_path):
     # Copying the number out of the prompt is the least that shows the prompt reaches the response.
-    other = [Example(example.prompt, "<answer>9-9</answer>") for example in EXAMPLES]
-    learned = [(EXAMPLES, LEARNED)]
-    answers = []
-    for more in ([], [(other, replace(CONFIG, steps=1))], [(other, replace(LEARNED, steps=60))]):
-        model, tokenizer = load(warm_start(learned + more, tmp_path, 1))
-        answers.append(sample_responses(model, tokenizer, PROMPTS, 0, temperature=0.01))
-    assert answers[0] == answers[1] == [example.response for example in EXAMPLES]
-    assert answers[2] == [example.response for example in other]
+    other_examples = [Example(example.prompt, "<answer>9-9</answer>") for example in EXAMPLES]
+    first_fit = (EXAMPLES, LEARNED)
+    one_step = (other_examples, replace(CONFIG, steps=1))
+    second_fit = (other_examples, replace(LEARNED, steps=60))
+
+    def fit_and_answer(*fits):
+        model, tokenizer = load(warm_start([*fits], tmp_path, 1))
+        return sample_responses(model, tokenizer, PROMPTS, 0, temperature=0.01)
+
+    right_answers = [example.response for example in EXAMPLES]
+    assert fit_and_answer(first_fit) == right_answers
+    assert fit_and_answer(first_fit, one_step) == right_answers
+    assert fit_and_answer(first_fit, second_fit) == [example.response for example in other_examples]
     assert len(list(tmp_path.iterdir())) == 3
 
 
@@ -115,6 +125,6 @@ def test_interrupted_fit_leaves_nothing_behind(tmp_path, broken):
 
 def test_too_long_an_example_and_none_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"^max_length=32 is shorter than an example of"):
-        warm_start([([Example(ask("9" * 80), "")], CONFIG)], tmp_path, 1)
+        warm_start([([Example(make_prompt("9" * 80), "")], CONFIG)], tmp_path, 1)
     with pytest.raises(ValueError, match=r"^examples is empty"):
         warm_start([([], CONFIG)], tmp_path, 1)
