@@ -1,6 +1,6 @@
 """Credentials in every kind of place of a configuration are in no record, page, line, explanation or answer.
 
-They are planted in what a run is started with, and what it writes and what commands print of it is searched for them.
+They are planted in what a run is started with; what it writes, and what commands print of it, is searched for them.
 Not covered: credentials in paths themselves, in names of keys, and in the values of short options of commands.
 """
 
@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from tests.analysis.runs.commands import clipx, page_of
 from tests.analysis.runs.example_runs import log_line
 from tests.composition import composition
+from tests.messages import assert_names
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.common.secrets import redact
 from verl_clipx.run import keys
@@ -21,118 +22,158 @@ from verl_clipx.run.run_files import record_path
 from verl_clipx.run.start import resolve_into_config
 from verl_clipx.training.trainer.log import write_record
 
-WORD, PIN, TOKEN = "hunterwolf", 80138013, "hf_aB3dE5gH7jK9mN1pQ3sT5vW7"
-SECRETS = (WORD, str(PIN), TOKEN)
-# By the kind of place. {} stands for a number that differs between the two runs.
-PLANTED = {
-    "declared text": f"trainer.project_name={WORD}{{}}",
-    "declared text that is a number": f"trainer.experiment_name={PIN}",
-    "declared text that is null": f"actor_rollout_ref.model.custom_chat_template={WORD}{{}}",
-    "a choice that is none": f"actor_rollout_ref.rollout.load_format={WORD}{{}}",
-    "undeclared key": f"+reward.custom_reward_function.reward_kwargs.note={WORD}{{}}",
-    "undeclared number": f"+mine.pin={PIN}",
-    "undeclared node": f"+mine.deep.inner.api_key={WORD}{{}}",
+# Credentials of three kinds: a word, a number, and a token that is known by its form.
+SECRET_WORD = "hunterwolf"
+SECRET_NUMBER = 80138013
+TOKEN = "hf_aB3dE5gH7jK9mN1pQ3sT5vW7"
+SECRETS = (SECRET_WORD, str(SECRET_NUMBER), TOKEN)
+# From the kind of a place to an override that puts a credential there. {} stands for the number of the run.
+OVERRIDE_OF_PLACE = {
+    "declared text": f"trainer.project_name={SECRET_WORD}{{}}",
+    "declared text that is a number": f"trainer.experiment_name={SECRET_NUMBER}",
+    "declared text that is null": f"actor_rollout_ref.model.custom_chat_template={SECRET_WORD}{{}}",
+    "a choice that is none": f"actor_rollout_ref.rollout.load_format={SECRET_WORD}{{}}",
+    "undeclared key": f"+reward.custom_reward_function.reward_kwargs.note={SECRET_WORD}{{}}",
+    "undeclared number": f"+mine.pin={SECRET_NUMBER}",
+    "undeclared node": f"+mine.deep.inner.api_key={SECRET_WORD}{{}}",
     "token under a plain name": f"+mine.note={TOKEN}",
-    "user in a path": f"data.train_files='s3://me:{WORD}@host/train.parquet?sig={WORD}'",
+    "user in a path": f"data.train_files='s3://me:{SECRET_WORD}@host/train.parquet?sig={SECRET_WORD}'",
     "users in a list of paths": f"data.val_files=[a.parquet,https://{TOKEN}@host/test.parquet]",
-    "user of the model": f"actor_rollout_ref.model.path=https://{WORD}@host/models/base",
+    "user of the model": f"actor_rollout_ref.model.path=https://{SECRET_WORD}@host/models/base",
     "runtime environment": f"+ray_kwargs.ray_init.runtime_env.env_vars.HF_TOKEN={TOKEN}",
-    "plain variable": f"+ray_kwargs.ray_init.runtime_env.env_vars.PLAIN={WORD}",
-    "items of a list": f"+actor_rollout_ref.rollout.engine_kwargs.vllm.arguments=[--api-key,{WORD},{PIN}]",
-    "node in a list": f"+actor_rollout_ref.rollout.engine_kwargs.vllm.servers=[{{{{key: {WORD}}}}}]",
-    "logger's settings": f"+trainer.wandb.key={WORD}",
-    "logger's proxy": f"+trainer.wandb_proxy=http://me:{WORD}@proxy:80",
-    "names of loggers": f"trainer.logger=[console,{WORD}]",
-    "clipx node": f"+clipx.trace.folder={TOKEN}",
+    "plain variable": f"+ray_kwargs.ray_init.runtime_env.env_vars.PLAIN={SECRET_WORD}",
+    "items of a list": (
+        f"+actor_rollout_ref.rollout.engine_kwargs.vllm.arguments=[--api-key,{SECRET_WORD},{SECRET_NUMBER}]"
+    ),
+    "node in a list": f"+actor_rollout_ref.rollout.engine_kwargs.vllm.servers=[{{{{key: {SECRET_WORD}}}}}]",
+    "logger's settings": f"+trainer.wandb.key={SECRET_WORD}",
+    "logger's proxy": f"+trainer.wandb_proxy=http://me:{SECRET_WORD}@proxy:80",
+    "names of loggers": f"trainer.logger=[console,{SECRET_WORD}]",
+    "clipx node": f"clipx.trace.folder={TOKEN}",
 }
-GROUPS = ("+clipx=acpo", "+clipx/trace=prompts")
+PLACES = tuple(OVERRIDE_OF_PLACE)
+# Those whose values a line or an explanation might show.
+PLACES_THAT_OUTPUT_NAMES = (
+    "clipx node",
+    "undeclared node",
+    "token under a plain name",
+    "user in a path",
+    "users in a list of paths",
+    "user of the model",
+    "runtime environment",
+    "logger's settings",
+    "logger's proxy",
+)
 
 
-def configured(number, places=tuple(PLANTED)):
-    overrides = [PLANTED[place].format(number).replace("+clipx.trace", "clipx.trace") for place in places]
-    return composition(*GROUPS, f"data.seed={number}", *overrides)
+def configure_with_secrets(number, places=PLACES):
+    """Return the configuration of a run that has credentials in these places."""
+    overrides = [OVERRIDE_OF_PLACE[place].format(number) for place in places]
+    return composition("+clipx=acpo", "+clipx/trace=prompts", f"data.seed={number}", *overrides)
 
 
-def started(number, places=tuple(PLANTED)):
-    """The configuration as verl's driver hands it to the log."""
-    config = configured(number, places)
+def configuration_in_driver(number, places=PLACES):
+    """Return the configuration as verl's driver hands it to the log."""
+    config = configure_with_secrets(number, places)
     resolve_into_config(config)
     return OmegaConf.to_container(config, resolve=True)
 
 
-def written_log(number):
-    rewards = (0.1, 0.2, 0.3)
-    return "".join(
-        log_line(step, **{"critic/score/mean": reward + number / 100, "actor/entropy": 0.5})
-        for step, reward in enumerate(rewards, 1)
-    )
+def print_log(number):
+    """Return a log of three steps, with other rewards for each number."""
+    lines = []
+    for step in (1, 2, 3):
+        reward = 0.1 * step + number / 100
+        lines.append(log_line(step, **{"critic/score/mean": reward, "actor/entropy": 0.5}))
+    return "".join(lines)
 
 
-def found_in(text):
+def find_secrets(text):
     return [secret for secret in SECRETS if secret in str(text)]
 
 
 @pytest.fixture
-def arms(tmp_path):
-    """Two runs, as they are written, with other credentials in each."""
+def runs(tmp_path):
+    """The folders of two runs, with other credentials in each."""
     folders = []
     for number in (1, 2):
         folder = tmp_path / f"run{number}"
         folder.mkdir()
         log = folder / "metrics.jsonl"
-        log.write_text(written_log(number))
-        write_record(log, started(number))
+        log.write_text(print_log(number))
+        write_record(log, configuration_in_driver(number))
         folders.append(folder)
     return folders
 
 
-@pytest.mark.parametrize("place", PLANTED)
+@pytest.mark.parametrize("place", PLACES)
 def test_no_record_has_a_credential(tmp_path, place):
     log = tmp_path / "metrics.jsonl"
-    write_record(log, started(1, (place,)))
+    write_record(log, configuration_in_driver(1, (place,)))
     text = record_path(log).read_text()
-    assert not found_in(text) and json.loads(text)["schema"] == SCHEMA
+    assert find_secrets(text) == []
+    assert json.loads(text)["schema"] == SCHEMA
 
 
-def test_neither_a_page_nor_an_answer_has_a_credential(arms, tmp_path):
-    out = tmp_path / "report"
-    said = clipx("report", *arms, "--out", out, code=None)
-    certified = clipx("certify", arms[0], "vs", arms[1], code=None)
-    said += certified + clipx("diagnose", *arms, code=None)
-    assert not found_in(said) and not found_in(page_of(out)) and not found_in((out / "metrics.csv").read_text())
-    assert "reward.custom_reward_function.reward_kwargs.note differs" in certified
-    assert "hash:" not in certified and "hash:" not in page_of(out)
+def test_no_report_has_a_credential(runs, tmp_path):
+    output = clipx("report", *runs, "--out", tmp_path / "report", code=None)
+    page = page_of(tmp_path / "report")
+    assert find_secrets(output) == []
+    assert find_secrets(page) == []
+    assert find_secrets((tmp_path / "report/metrics.csv").read_text()) == []
+    # Nor has it the hash of one.
+    assert "hash:" not in page
 
 
-@pytest.mark.parametrize("kind", ["hydra's own", "form 1", "older"])
-def test_what_was_written_before_is_read_without_them(tmp_path, kind):
-    config = configured(1)
-    log = tmp_path / "metrics.jsonl"
-    log.write_text(written_log(1))
-    whole = started(1)
-    if kind == "hydra's own":
-        (tmp_path / ".hydra").mkdir()
-        OmegaConf.save(config, tmp_path / ".hydra/config.yaml")
-    elif kind == "form 1":
-        record_path(log).write_text(json.dumps({"schema": 1, "versions": {}, "configuration": keys.flat(whole)}))
-    else:
-        record_path(log).write_text(json.dumps({"versions": {}, "configuration": whole}))
-    record = read_run(tmp_path).record
-    assert not found_in(record)
-    assert (record.loss.method, record.seeds.data, record.data.paths) == ("acpo", 1, ("s3://host/train.parquet",))
+def test_no_diagnosis_has_a_credential(runs):
+    assert find_secrets(clipx("diagnose", *runs, code=None)) == []
 
 
-NAMED = (
-    "clipx node",
-    *("undeclared node", "token under a plain name", "user in a path", "users in a list of paths"),
-    *("user of the model", "runtime environment", "logger's settings", "logger's proxy"),
+def test_an_answer_names_the_key_of_a_credential_and_neither_its_value_nor_a_hash(runs):
+    output = clipx("certify", runs[0], "vs", runs[1], code=None)
+    assert_names(output, "reward.custom_reward_function.reward_kwargs.note differs")
+    assert find_secrets(output) == []
+    assert "hash:" not in output
+
+
+def write_hydras_configuration(folder, log):
+    (folder / ".hydra").mkdir()
+    OmegaConf.save(configure_with_secrets(1), folder / ".hydra/config.yaml")
+
+
+def write_record_of_form_1(folder, log):
+    configuration = keys.flat(configuration_in_driver(1))
+    record_path(log).write_text(json.dumps({"schema": 1, "versions": {}, "configuration": configuration}))
+
+
+def write_record_without_form(folder, log):
+    record_path(log).write_text(json.dumps({"versions": {}, "configuration": configuration_in_driver(1)}))
+
+
+@pytest.mark.parametrize(
+    "write_configuration", [write_hydras_configuration, write_record_of_form_1, write_record_without_form]
 )
+def test_a_configuration_that_was_written_with_credentials_is_read_without_them(tmp_path, write_configuration):
+    log = tmp_path / "metrics.jsonl"
+    log.write_text(print_log(1))
+    write_configuration(tmp_path, log)
+    record = read_run(tmp_path).record
+    assert find_secrets(record) == []
+    assert record.loss.method == "acpo"
+    assert record.seeds.data == 1
+    assert record.data.paths == ("s3://host/train.parquet",)
 
 
-@pytest.mark.parametrize("place", NAMED)
+@pytest.mark.parametrize("place", PLACES_THAT_OUTPUT_NAMES)
 def test_neither_a_line_nor_an_explanation_has_a_credential(place):
-    config = configured(1, (place,))
-    assert not found_in(redact(answer(config).text))
+    config = configure_with_secrets(1, (place,))
+    assert find_secrets(redact(answer(config).text)) == []
     line = resolve_into_config(config).record.line
-    assert line.startswith("clipx: ") and not found_in(line)
-    assert not found_in(redact(f"python -m verl.trainer.main_ppo {PLANTED[place].format(1)} trainer.nnodes=1"))
+    assert line.startswith("clipx: ")
+    assert find_secrets(line) == []
+
+
+@pytest.mark.parametrize("place", PLACES_THAT_OUTPUT_NAMES)
+def test_no_command_line_has_a_credential(place):
+    override = OVERRIDE_OF_PLACE[place].format(1)
+    assert find_secrets(redact(f"python -m verl.trainer.main_ppo {override} trainer.nnodes=1")) == []
