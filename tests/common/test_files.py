@@ -22,56 +22,79 @@ from verl_clipx.common.files import (
     write_json,
 )
 
-READERS = [read_bytes, read_text, read_json, read_config, read_whole_number, read_table]
-READERS += [lambda path: [*read_lines(path)]]
+
+def read_all_lines(path):
+    return list(read_lines(path))
 
 
-def test_the_file_reaches_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
-    order = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: order.append("fsync") or fsync(file))
-    monkeypatch.setattr(os, "replace", lambda *paths: order.append("replace") or replace(*paths))
+def test_a_file_that_is_written_can_be_read(tmp_path):
     write_json(tmp_path / "new" / "file.json", {"é": 1})
-    assert order == ["fsync", "replace", "fsync"]
     assert read_json(tmp_path / "new" / "file.json") == {"é": 1}
 
 
-def test_an_interrupted_write_leaves_the_old_file_alone_and_no_folder_is_written_over(tmp_path):
+def test_the_file_reaches_the_disk_before_it_gets_its_name_and_its_folder_after(tmp_path, monkeypatch):
+    calls = []
+    fsync = os.fsync
+    replace = os.replace
+
+    def fsync_and_note(file):
+        calls.append("fsync")
+        return fsync(file)
+
+    def replace_and_note(*paths):
+        calls.append("replace")
+        return replace(*paths)
+
+    monkeypatch.setattr(os, "fsync", fsync_and_note)
+    monkeypatch.setattr(os, "replace", replace_and_note)
+    write_json(tmp_path / "file.json", 1)
+    assert calls == ["fsync", "replace", "fsync"]
+
+
+def test_an_interrupted_write_leaves_the_old_file_alone(tmp_path):
     write_json(tmp_path / "file.json", 1)
     with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "file.json") as partial:
         partial.write_text("half")
         raise KeyboardInterrupt
     assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
     assert read_json(tmp_path / "file.json") == 1
+
+
+def test_no_folder_is_written_over(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match="folder"):
         write_json(tmp_path / "folder", 1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.json", "folder"]
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 SHAPE = {"a": int, "all": {str: {"b": str | None}}, "list": [{"c": int}]}
-RIGHT = {"a": 1, "all": {"x": {"b": None}, "y": {"b": "s"}}, "list": [{"c": 1}, {"c": 2}], "more": []}
+OF_THE_SHAPE = {"a": 1, "all": {"x": {"b": None}, "y": {"b": "s"}}, "list": [{"c": 1}, {"c": 2}], "more": []}
+
+
+def test_an_object_of_the_given_shape_is_read(tmp_path):
+    write_json(tmp_path / "file.json", OF_THE_SHAPE)
+    assert read_json_object(tmp_path / "file.json", SHAPE) == OF_THE_SHAPE
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ([1], "it is [1], not of the type dict"),
-        (RIGHT | {"a": "x"}, "a is x, not of the type int"),
-        (RIGHT | {"all": []}, "all is [], not of the type dict"),
-        (RIGHT | {"all": {"x": {}}}, "all.x has no b"),
-        (RIGHT | {"list": [{"c": 1}, {"c": None}]}, "list.1.c is None, not of the type int"),
+        (OF_THE_SHAPE | {"a": "x"}, "a is x, not of the type int"),
+        (OF_THE_SHAPE | {"all": []}, "all is [], not of the type dict"),
+        (OF_THE_SHAPE | {"all": {"x": {}}}, "all.x has no b"),
+        (OF_THE_SHAPE | {"list": [{"c": 1}, {"c": None}]}, "list.1.c is None, not of the type int"),
     ],
 )
-def test_an_objects_shape_is_checked_to_the_depth_that_is_given(tmp_path, content, message):
-    write_json(tmp_path / "file.json", RIGHT)
-    assert read_json_object(tmp_path / "file.json", SHAPE) == RIGHT
+def test_an_object_of_another_shape_is_refused_with_the_place(tmp_path, content, message):
     write_json(tmp_path / "file.json", content)
     with pytest.raises(ValueError, match=rf"file\.json: {re.escape(message)}"):
         read_json_object(tmp_path / "file.json", SHAPE)
 
 
-@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize(
+    "read", [read_bytes, read_text, read_json, read_config, read_whole_number, read_table, read_all_lines]
+)
 def test_what_is_no_file_is_named_and_never_waited_for(tmp_path, read):
     with pytest.raises(FileNotFoundError, match=r"missing"):
         read(tmp_path / "missing")
@@ -86,16 +109,29 @@ def test_what_is_no_file_is_named_and_never_waited_for(tmp_path, read):
 @pytest.mark.parametrize(
     ("read", "content", "message"),
     [
-        *(
-            (read_config, one, "not YAML of keys and values")
-            for one in (b"a: " + b"[" * 100_000, b"data: {seed: 1", b"a: !!python/object/apply:os.getcwd []", b"a: ${")
+        pytest.param(read_config, b"a: " + b"[" * 100_000, "not YAML of keys and values", id="YAML, nested too deeply"),
+        pytest.param(read_config, b"data: {seed: 1", "not YAML of keys and values", id="YAML, cut off"),
+        pytest.param(
+            read_config,
+            b"a: !!python/object/apply:os.getcwd []",
+            "not YAML of keys and values",
+            id="YAML that calls a function",
         ),
-        *((read_config, one, "contains no keys and values") for one in (b"- 1", b"word", b"")),
-        *((read_json, one, "not JSON") for one in (b"{", b"[" * 100_000, b"", b"\xff", b'{"a": 1} 2')),
-        *(
-            (read_whole_number, one, ".* is not a whole number")
-            for one in (b"", b"x", b"-1", b"1.5", "\u0663".encode(), b"1 2")
-        ),
+        pytest.param(read_config, b"a: ${", "not YAML of keys and values", id="YAML with half a reference"),
+        pytest.param(read_config, b"- 1", "contains no keys and values", id="YAML of a list"),
+        pytest.param(read_config, b"word", "contains no keys and values", id="YAML of a word"),
+        pytest.param(read_config, b"", "contains no keys and values", id="no YAML"),
+        pytest.param(read_json, b"{", "not JSON", id="JSON, cut off"),
+        pytest.param(read_json, b"[" * 100_000, "not JSON", id="JSON, nested too deeply"),
+        pytest.param(read_json, b"", "not JSON", id="no JSON"),
+        pytest.param(read_json, b"\xff", "not JSON", id="JSON that is no text"),
+        pytest.param(read_json, b'{"a": 1} 2', "not JSON", id="two values of JSON"),
+        pytest.param(read_whole_number, b"", ".* is not a whole number", id="no number"),
+        pytest.param(read_whole_number, b"x", ".* is not a whole number", id="a letter"),
+        pytest.param(read_whole_number, b"-1", ".* is not a whole number", id="a negative number"),
+        pytest.param(read_whole_number, b"1.5", ".* is not a whole number", id="a fraction"),
+        pytest.param(read_whole_number, "\u0663".encode(), ".* is not a whole number", id="an Arabic digit"),
+        pytest.param(read_whole_number, b"1 2", ".* is not a whole number", id="two numbers"),
     ],
 )
 def test_a_content_of_another_kind_is_named(tmp_path, read, content, message):
@@ -104,23 +140,38 @@ def test_a_content_of_another_kind_is_named(tmp_path, read, content, message):
         read(tmp_path / "file")
 
 
-def test_what_can_be_read_is(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("12\n")
-    assert read_json(path) == read_whole_number(path) == 12
-    path.write_text("a: {b: [1, 1e-6]}\nc: ${a.b}\n")
-    assert read_config(path) == {"a": {"b": [1, 1e-6]}, "c": [1, 1e-6]}
+def test_a_number_is_read(tmp_path):
+    (tmp_path / "file").write_text("12\n")
+    assert read_json(tmp_path / "file") == 12
+    assert read_whole_number(tmp_path / "file") == 12
 
 
-def test_a_table_has_the_columns_that_are_asked_for_and_is_whole(tmp_path):
+def test_a_configuration_is_read_with_its_references_resolved(tmp_path):
+    (tmp_path / "file").write_text("a: {b: [1, 1e-6]}\nc: ${a.b}\n")
+    assert read_config(tmp_path / "file") == {"a": {"b": [1, 1e-6]}, "c": [1, 1e-6]}
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A Parquet file with the columns a and b."""
     path = tmp_path / "table.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"a": [1], "b": ["x"]}), path)
-    assert read_table(path, ["b"]).column_names == ["b"]
+    return path
+
+
+def test_of_a_table_the_columns_that_are_asked_for_are_read(table):
+    assert read_table(table, ["b"]).column_names == ["b"]
+
+
+def test_a_missing_column_is_named_with_those_that_there_are(table):
     with pytest.raises(ValueError, match=r"table\.parquet: no column c, only a, b"):
-        read_table(path, ["c"])
-    path.write_bytes(path.read_bytes()[:-50])
+        read_table(table, ["c"])
+
+
+def test_a_table_that_is_cut_off_is_named(table):
+    table.write_bytes(table.read_bytes()[:-50])
     with pytest.raises(ValueError, match=r"table\.parquet: not a Parquet file, or cut off"):
-        read_table(path)
+        read_table(table)
 
 
 def test_a_damaged_page_of_a_sound_parquet_file_is_named(tmp_path):
@@ -134,16 +185,20 @@ def test_a_damaged_page_of_a_sound_parquet_file_is_named(tmp_path):
         read_table(path)
 
 
-def test_too_little_memory_is_blamed_on_the_file_only_where_it_is_read(tmp_path):
+def test_too_little_memory_to_write_is_blamed_on_the_machine(tmp_path):
     path = tmp_path / "file.json"
     with pytest.raises(ValueError, match=r"file\.json: this machine has too little memory"), replacing(path):
         raise MemoryError
+
+
+def test_too_little_memory_to_read_is_blamed_on_the_file(tmp_path):
+    path = tmp_path / "file.json"
     path.write_text("{}")
 
-    def without_memory(_):
+    def raise_memory_error(_):
         raise MemoryError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pathlib.Path.read_bytes", without_memory)
+        patch.setattr("pathlib.Path.read_bytes", raise_memory_error)
         with pytest.raises(ValueError, match=r"file\.json: larger than this machine's memory"):
             read_bytes(path)

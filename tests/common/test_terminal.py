@@ -3,20 +3,30 @@
 from verl_clipx.common.terminal import TerminalConsole
 
 
-def shown(width, rows):
+def print_list(width, rows):
+    """Return the list that a console of this width prints."""
     console = TerminalConsole(width=width, record=True, file=None, force_terminal=False)
     with console.capture() as captured:
         console.print_list("things", ("name", "what"), rows, "the end")
     return captured.get()
 
 
-def test_a_table_where_every_word_fits_and_lines_where_one_does_not():
-    rows = [("a" * 20, "short words only"), ("b", "")]
-    # 20 and 5 characters, two borders of 3 and the last line.
-    assert "┃" in shown(32, rows) and "│ " + "a" * 20 + " │" in shown(32, rows)
-    narrow = shown(31, rows)
-    assert "┃" not in narrow
-    assert narrow.splitlines() == ["things", "a" * 20, "    what: short words only", "b", "the end"]
-    # No line of a table is longer than the console.
-    long = shown(40, [("name_of_a_thing", "some words " * 20), ("b", "x")])
-    assert max(map(len, long.splitlines())) == 40
+TWENTY_LETTERS = "a" * 20
+# Its words have 20 and 5 letters at most; beside them a table has two borders of 3 characters and the last line.
+ROWS = [(TWENTY_LETTERS, "short words only"), ("b", "")]
+
+
+def test_a_table_is_printed_where_every_word_fits():
+    output = print_list(32, ROWS)
+    assert "┃" in output
+    assert f"│ {TWENTY_LETTERS} │" in output
+
+
+def test_lines_are_printed_where_a_word_does_not_fit():
+    output = print_list(31, ROWS)
+    assert output.splitlines() == ["things", TWENTY_LETTERS, "    what: short words only", "b", "the end"]
+
+
+def test_no_line_of_a_table_is_longer_than_the_console():
+    output = print_list(40, [("name_of_a_thing", "some words " * 20), ("b", "x")])
+    assert max(len(line) for line in output.splitlines()) == 40

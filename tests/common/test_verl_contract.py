@@ -26,79 +26,94 @@ from verl_clipx.plugin import HOOKS
 
 VERL = Path(importlib.util.find_spec("verl").origin).parent
 PACKAGE = ROOT / "verl_clipx"
-# What only runs without a GPU or a command outside training needs. tests/training/cpu holds the former.
-ELSEWHERE = ("training/cpu/", "training/doctor.py", "analysis/recompute/", "papers/")
+# Files that only run without a GPU, which tests/training/cpu holds, or that only commands outside training need.
+NOT_OF_TRAINING_ON_GPUS = ("training/cpu/", "training/doctor.py", "analysis/recompute/", "papers/")
 
 
-def files_of(module: str) -> list[Path]:
+def find_files(module: str) -> list[Path]:
+    """Return the file of a module of the installed verl; none if it is not there."""
     path = VERL.joinpath(*module.split(".")[1:])
     return [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
 
 
 @pytest.fixture
-def copied(tmp_path) -> Path:
+def copy_of_verl(tmp_path) -> Path:
     """A copy of the files of the installed verl in which the names are."""
-    modules = {row.module for row in REQUIREMENTS} | {f"{row.module}.{row.name}" for row in REQUIREMENTS}
-    for file in {file for module in modules for file in files_of(module)}:
-        target = tmp_path / file.relative_to(VERL)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(file.read_text())
+    for requirement in REQUIREMENTS:
+        # A name may be that of a module.
+        for module in (requirement.module, f"{requirement.module}.{requirement.name}"):
+            for file in find_files(module):
+                copy = tmp_path / file.relative_to(VERL)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_text(file.read_text())
     verl_contract.source_of.cache_clear()
     return tmp_path
 
 
-def test_the_installed_verl_has_every_name_and_so_has_a_copy_of_these_files(copied):
-    assert changes_in(VERL) == changes_in(copied) == ()
+def rename_in_copy(copy_of_verl: Path, module: str, old: str, new: str) -> Path:
+    """Rename whatever has a name in the copy of a module, and return its file."""
+    (file,) = find_files(module)
+    copy = copy_of_verl / file.relative_to(VERL)
+    copy.write_text(re.sub(rf"\b{old}\b", new, copy.read_text()))
+    return copy
 
 
-@pytest.mark.parametrize("relied", REQUIREMENTS, ids=lambda row: f"{row.module}.{row.name}")
-def test_a_name_that_is_gone_is_named(copied, relied):
-    (file,) = files_of(relied.module)
-    target, last = copied / file.relative_to(VERL), relied.name.rpartition(".")[2]
-    target.write_text(re.sub(rf"\b{last}\b", f"{last}_of_before", target.read_text()))
-    submodule = copied.joinpath(*relied.module.split(".")[1:], f"{relied.name}.py")
-    submodule.unlink(missing_ok=True)
-    assert change_of(relied, copied) == f"{relied.module}.{relied.name} is not there"
-    target.unlink()
-    verl_contract.source_of.cache_clear()
-    assert change_of(relied, copied) == f"{relied.module} is not there"
+def test_the_installed_verl_has_every_name_and_so_has_a_copy_of_these_files(copy_of_verl):
+    assert changes_in(VERL) == ()
+    assert changes_in(copy_of_verl) == ()
 
 
 @pytest.mark.parametrize(
-    ("row", "name"),
-    [(row, name) for row in REQUIREMENTS for name in row.parameters],
+    "requirement", REQUIREMENTS, ids=lambda requirement: f"{requirement.module}.{requirement.name}"
+)
+def test_a_name_or_module_that_is_gone_is_named(copy_of_verl, requirement):
+    last_part = requirement.name.rpartition(".")[2]
+    file = rename_in_copy(copy_of_verl, requirement.module, last_part, f"{last_part}_of_before")
+    submodule = copy_of_verl.joinpath(*requirement.module.split(".")[1:], f"{requirement.name}.py")
+    submodule.unlink(missing_ok=True)
+    assert change_of(requirement, copy_of_verl) == f"{requirement.module}.{requirement.name} is not there"
+    file.unlink()
+    verl_contract.source_of.cache_clear()
+    assert change_of(requirement, copy_of_verl) == f"{requirement.module} is not there"
+
+
+@pytest.mark.parametrize(
+    ("requirement", "parameter"),
+    [(requirement, parameter) for requirement in REQUIREMENTS for parameter in requirement.parameters],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
-def test_a_parameter_with_another_name_is_named(copied, row, name):
-    (file,) = files_of(row.module)
-    target = copied / file.relative_to(VERL)
-    target.write_text(re.sub(rf"\b{name}\b", f"{name}_of_now", target.read_text()))
-    clause = change_of(row, copied)
+def test_a_parameter_with_another_name_is_named(copy_of_verl, requirement, parameter):
+    rename_in_copy(copy_of_verl, requirement.module, parameter, f"{parameter}_of_now")
+    clause = change_of(requirement, copy_of_verl)
     # Where the parameter has the name of its function's module or of the function, this is gone too.
-    assert clause.startswith(f"{row.module}.{row.name} ") and f"{name}_of_now" in clause
+    assert clause.startswith(f"{requirement.module}.{requirement.name} ")
+    assert f"{parameter}_of_now" in clause
 
 
 def test_every_module_that_is_hooked_has_a_row():
     hooked = {module for module, _ in HOOKS if module.startswith("verl.")}
-    assert len(hooked) >= 8 and hooked <= {row.module for row in REQUIREMENTS}
+    assert len(hooked) >= 8
+    assert hooked <= {requirement.module for requirement in REQUIREMENTS}
 
 
 def test_every_name_that_the_training_imports_from_verl_has_a_row():
-    rows = {(row.module, row.name.partition(".")[0]) for row in REQUIREMENTS}
+    required = {(requirement.module, requirement.name.partition(".")[0]) for requirement in REQUIREMENTS}
     missing = []
     for file in sorted(PACKAGE.rglob("*.py")):
-        if str(file.relative_to(PACKAGE)).startswith(ELSEWHERE):
+        if str(file.relative_to(PACKAGE)).startswith(NOT_OF_TRAINING_ON_GPUS):
             continue
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("verl."):
-                names = [(node.module, alias.name) for alias in node.names]
-                missing += [(file.name, *name) for name in names if name not in rows and not is_module(*name, rows)]
+                for alias in node.names:
+                    is_required = (node.module, alias.name) in required
+                    if not (is_required or is_required_module(node.module, alias.name, required)):
+                        missing.append((file.name, node.module, alias.name))
     assert missing == []
 
 
-def is_module(package: str, name: str, rows: set[tuple[str, str]]) -> bool:
-    """Whether what is imported is a module of which rows name what is read there."""
-    return any(module == f"{package}.{name}" for module, _ in rows)
+def is_required_module(package: str, name: str, required: set[tuple[str, str]]) -> bool:
+    """Return whether what is imported is a module of which rows name what is read there."""
+    return any(module == f"{package}.{name}" for module, _ in required)
 
 
 SOURCE = '''
@@ -146,7 +161,7 @@ def test_signatures_are_read_from_source(name, expected):
 
 
 @pytest.mark.parametrize(
-    ("header", "fits"),
+    ("source", "fitting_uses"),
     [
         ("def f(data, config)", {Use.WRAPPED, Use.CALLED, Use.OVERRIDDEN}),
         ("def f(data, config, more=None)", {Use.WRAPPED, Use.CALLED}),
@@ -160,12 +175,12 @@ def test_signatures_are_read_from_source(name, expected):
         ("f = g\nTABLE: dict = {}", set()),
     ],
 )
-def test_what_a_signature_must_have_depends_on_who_calls_whom(tmp_path, header, fits):
-    (tmp_path / "module.py").write_text(f"{header}: ...\n" if header.startswith("def") else header)
+def test_what_a_signature_must_have_depends_on_who_calls_whom(tmp_path, source, fitting_uses):
+    (tmp_path / "module.py").write_text(f"{source}: ...\n" if source.startswith("def") else source)
     verl_contract.source_of.cache_clear()
-    uses = (Use.WRAPPED, Use.CALLED, Use.OVERRIDDEN)
-    clauses = {use: change_of(Requirement("verl.module", "f", use, ("data", "config")), tmp_path) for use in uses}
-    assert {use for use, clause in clauses.items() if clause is None} == fits
+    for use in (Use.WRAPPED, Use.CALLED, Use.OVERRIDDEN):
+        change = change_of(Requirement("verl.module", "f", use, ("data", "config")), tmp_path)
+        assert (change is None) == (use in fitting_uses), use
 
 
 def test_a_name_that_is_no_function_any_more_is_said_to_be_none(tmp_path):
@@ -176,7 +191,7 @@ def test_a_name_that_is_no_function_any_more_is_said_to_be_none(tmp_path):
 
 
 def test_a_missing_module_is_named_once(monkeypatch, tmp_path):
-    rows = tuple(Requirement("verl.module", name, Use.CALLED, ("data",)) for name in ("f", "g"))
-    monkeypatch.setattr(verl_contract, "REQUIREMENTS", rows)
+    requirements = tuple(Requirement("verl.module", name, Use.CALLED, ("data",)) for name in ("f", "g"))
+    monkeypatch.setattr(verl_contract, "REQUIREMENTS", requirements)
     verl_contract.source_of.cache_clear()
     assert changes_in(tmp_path) == ("verl.module is not there",)

@@ -13,29 +13,30 @@ from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 
 from hydra_plugins.verl_clipx.search_path import VerlClipxSearchPath
 from tests.composition import by_hydra
+from tests.messages import assert_names
 from verl_clipx.common import verl_version as versions
 from verl_clipx.papers.versions import versions_here
 from verl_clipx.training import doctor
 
-# verl's main in a folder with a verl of its own, after the losses that it knows.
-MAIN = """
+# Prints whether verl's own loss is known, and the names of all losses; then runs the main of the verl in the folder,
+# which prints its configuration.
+PROGRAM = """
 import os, sys
 os.environ["VERL_LOGGING_LEVEL"] = "ERROR"
 sys.path.insert(0, os.getcwd())
 from verl.trainer.main_ppo import main
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as known
-print('vanilla' in known, *known, flush=True)
-sys.argv[1:] = ["--cfg", "job", *{words}]
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+print('vanilla' in POLICY_LOSS_REGISTRY, *POLICY_LOSS_REGISTRY, flush=True)
+sys.argv[1:] = ["--cfg", "job", *{overrides}]
 main()
 """
 
-
-DEVELOPMENT = "0.10.0.dev0"
+DEVELOPMENT_VERSION = "0.10.0.dev0"
 VERL = Path(importlib.util.find_spec("verl").origin).parent
 
 
 def write_verl(folder: Path, version: str) -> Path:
-    """Makes a verl in a folder that is the installed one but for its version, and returns the package's folder."""
+    """Make a verl in a folder that is the installed one but for its version, and return the package's folder."""
     package = folder / "verl"
     (package / "version").mkdir(parents=True)
     (package / "version" / "version").write_text(version)
@@ -46,7 +47,7 @@ def write_verl(folder: Path, version: str) -> Path:
 
 
 def replace_in(package: Path, module: str, old: str, new: str) -> None:
-    """Replaces a text in a module of a verl whose folders are links to the installed one's."""
+    """Replace a text in a module of a verl whose folders are links to the installed one's."""
     path = Path(*module.split("/"))
     folder = package
     for part in path.parent.parts:
@@ -65,29 +66,36 @@ def replace_in(package: Path, module: str, old: str, new: str) -> None:
 
 @pytest.mark.slow
 def test_a_development_version_with_every_name_is_extended_in_silence(run_fresh, tmp_path):
-    write_verl(tmp_path, DEVELOPMENT)
-    plain = run_fresh(MAIN.format(words=()), tmp_path)
-    assert plain.returncode == 0 and "\nactor_rollout_ref:" in plain.stdout
-    losses, _, rest = plain.stdout.partition("\n")
-    assert losses.startswith("True ") and "clipx_acpo" in losses.split()
-    assert "clipx" not in rest + plain.stderr
-    done = run_fresh(MAIN.format(words=("+clipx=acpo",)), tmp_path)
-    assert done.returncode == 0 and "loss_mode: clipx_acpo" in done.stdout
+    write_verl(tmp_path, DEVELOPMENT_VERSION)
+    plain = run_fresh(PROGRAM.format(overrides=()), tmp_path)
+    assert plain.returncode == 0
+    losses, _, configuration = plain.stdout.partition("\n")
+    assert losses.startswith("True ")
+    assert "clipx_acpo" in losses.split()
+    assert configuration.startswith("actor_rollout_ref:") or "\nactor_rollout_ref:" in configuration
+    assert "clipx" not in configuration + plain.stderr
+    with_acpo = run_fresh(PROGRAM.format(overrides=("+clipx=acpo",)), tmp_path)
+    assert with_acpo.returncode == 0
+    assert "loss_mode: clipx_acpo" in with_acpo.stdout
 
 
 @pytest.mark.slow
-def test_one_that_has_changed_a_name_is_left_alone_until_the_plugin_is_asked_for(run_fresh, tmp_path):
-    package = write_verl(tmp_path, DEVELOPMENT)
+def test_a_development_version_that_has_changed_a_name_is_left_alone_until_the_plugin_is_asked_for(run_fresh, tmp_path):
+    package = write_verl(tmp_path, DEVELOPMENT_VERSION)
     header = "def train_mini_batch(self, {}"
     replace_in(package, "workers/engine_workers.py", header.format("data"), header.format("batch"))
-    plain = run_fresh(MAIN.format(words=()), tmp_path)
-    assert plain.returncode == 0 and "\nactor_rollout_ref:" in plain.stdout
-    assert plain.stdout.startswith("True ") and "clipx" not in plain.stdout + plain.stderr
-    done = run_fresh(MAIN.format(words=("+clipx=acpo",)), tmp_path)
-    name = "verl.workers.engine_workers.TrainingWorker.train_mini_batch takes (batch), not (data)"
-    (line,) = [line for line in done.stderr.splitlines() if name in line]
-    assert line.startswith("clipx/acpo: ") and DEVELOPMENT in line and "pip install 'verl<0.10,>=0.9.0'" in line
-    assert done.returncode == 1 and "Traceback" not in done.stderr
+    plain = run_fresh(PROGRAM.format(overrides=()), tmp_path)
+    assert plain.returncode == 0
+    assert "\nactor_rollout_ref:" in plain.stdout
+    assert plain.stdout.startswith("True ")
+    assert "clipx" not in plain.stdout + plain.stderr
+    with_acpo = run_fresh(PROGRAM.format(overrides=("+clipx=acpo",)), tmp_path)
+    assert with_acpo.returncode == 1
+    assert "Traceback" not in with_acpo.stderr
+    change = "verl.workers.engine_workers.TrainingWorker.train_mini_batch takes (batch), not (data)"
+    (line,) = [line for line in with_acpo.stderr.splitlines() if change in line]
+    assert line.startswith("clipx/acpo: ")
+    assert_names(line, DEVELOPMENT_VERSION, "pip install 'verl<0.10,>=0.9.0'")
 
 
 @pytest.mark.parametrize(
@@ -111,14 +119,15 @@ def test_only_a_release_that_tests_ran_on_needs_no_look(monkeypatch, version, ch
     monkeypatch.setattr("verl.__version__", version)
     monkeypatch.setattr(versions, "changes_in", lambda folder: changes)
     finding = doctor.check_verl()
-    assert (finding.level, finding.result) == (level, version)
+    assert finding.level == level
+    assert finding.result == version
     assert (versions.unsuitable_verl() is None) == (level != "error")
     assert (versions.untested_verl() is None) == (level != "warning")
     # An older verl is missing more than a name or two, so its version is the reason.
     assert ("a name" in finding.advice) == (level == "error" and bool(changes) and version != "0.8.0")
 
 
-def test_each_group_asks(monkeypatch):
+def test_each_group_refuses_an_older_verl(monkeypatch):
     monkeypatch.setattr("verl.__version__", "0.8.0")
     by_hydra("ppo_trainer")
     for group in ("+clipx=grpo", "+clipx/select=high_entropy", "+hardware=a100x8"):
@@ -130,8 +139,9 @@ def test_doctor_names_the_version_that_python_imports_and_looks_no_further(monke
     monkeypatch.setattr("verl.__version__", "0.8.0")
     groups = dict(doctor.examine_environment(ray=True))
     assert [*groups] == ["versions", "accelerators"]
-    errors = [finding for group in groups.values() for finding in group if finding.level == "error"]
-    assert [(error.subject, error.result) for error in errors] == [("verl", "0.8.0")]
+    (error,) = [finding for group in groups.values() for finding in group if finding.level == "error"]
+    assert error.subject == "verl"
+    assert error.result == "0.8.0"
 
 
 def test_a_command_that_is_explained_ends_since_no_hook_would_end_it(monkeypatch):
@@ -146,13 +156,16 @@ def test_a_command_that_is_explained_ends_since_no_hook_would_end_it(monkeypatch
 def test_without_any_verl_the_line_says_so(monkeypatch):
     monkeypatch.delitem(sys.modules, "verl")
     monkeypatch.setattr(versions, "find_spec", lambda name: None)
-    assert "and no verl is installed: pip install 'verl<0.10,>=0.9.0'" in versions.unsuitable_verl()
-    assert (doctor.check_verl().level, doctor.check_verl().result) == ("error", "not installed")
+    assert_names(versions.unsuitable_verl(), "no verl is installed", "pip install 'verl<0.10,>=0.9.0'")
+    finding = doctor.check_verl()
+    assert finding.level == "error"
+    assert finding.result == "not installed"
 
 
 def test_the_version_that_is_recorded_is_the_imported_one(monkeypatch):
     assert versions.version_here("verl") == versions.installed_version("verl")
     monkeypatch.setattr("verl.__version__", "0.10.0.dev")
-    assert versions.version_here("verl") == versions_here()["verl"] == "0.10.0.dev"
+    assert versions.version_here("verl") == "0.10.0.dev"
+    assert versions_here()["verl"] == "0.10.0.dev"
     assert versions.version_here("torch") == versions.installed_version("torch")
     assert versions.version_here("no-such-distribution") is None
