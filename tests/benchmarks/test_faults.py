@@ -15,17 +15,28 @@ from verl_clipx.run.config import build
 @pytest.mark.parametrize("group", ["faults", "validated", "certified"])
 def test_no_setting_is_refused(group):
     for setting in settings_of(group).values():
-        values = parsed(*setting.overrides)
         method = values_of(f"reversal/{setting.preset}").clipx.method
-        build(method, **{key.removeprefix("clipx."): values[key] for key in values if key.startswith("clipx.")})
+        parameters = {}
+        for key, value in parsed(*setting.overrides).items():
+            if key.startswith("clipx."):
+                parameters[key.removeprefix("clipx.")] = value
+        build(method, **parameters)
 
 
-def test_rules_questions_arms_and_acts_exist():
-    declared = settings_of("faults", "validated", "samplers", "certified")
-    assert {setting.act for setting in declared.values() if setting.act} == {*ACTS}
-    assert {name for setting in declared.values() for name in setting.expected + setting.also} <= {
-        rule.name for rule in RULES
-    }
-    of = DECLARED["certified"]
-    assert {*of["of_updates"], *(question for *_, question in of["pairs"].values())} <= {*QUESTIONS}
-    assert {*of["healthy"], *(arm for *arms, _ in of["pairs"].values() for arm in arms)} == {*of["settings"]}
+def test_the_acts_and_rules_that_settings_name_exist():
+    settings = settings_of("faults", "validated", "samplers", "certified").values()
+    assert {setting.act for setting in settings if setting.act} == {*ACTS}
+    rules = {rule.name for rule in RULES}
+    for setting in settings:
+        assert {*setting.expected, *setting.also} <= rules
+
+
+def test_the_questions_and_arms_that_certified_pairs_name_exist():
+    certified = DECLARED["certified"]
+    questions = {*certified["of_updates"]}
+    arms = {*certified["healthy"]}
+    for first_arm, second_arm, question in certified["pairs"].values():
+        questions.add(question)
+        arms |= {first_arm, second_arm}
+    assert questions <= {*QUESTIONS}
+    assert arms == {*certified["settings"]}

@@ -9,8 +9,8 @@ from tensordict import NonTensorStack
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 
 
-@pytest.mark.parametrize("lengths", [(3, 2), (3, 3)])
-def test_rows_are_packed_as_transfer_queue_packs_them_also_rows_of_one_length_which_a_stack_would_fit(lengths):
+@pytest.mark.parametrize("lengths", [pytest.param((3, 2), id="two lengths"), pytest.param((3, 3), id="one length")])
+def test_rows_are_packed_as_transfer_queue_packs_them_also_where_a_stack_would_fit(lengths):
     queue = LocalQueue()
     for key, length in zip("ab", lengths, strict=True):
         queue.rows[key] = {"mask": torch.ones(length), "step": torch.tensor(length), "text": "x" * length}
@@ -22,5 +22,6 @@ def test_rows_are_packed_as_transfer_queue_packs_them_also_rows_of_one_length_wh
         if isinstance(theirs, NonTensorStack):
             assert ours.tolist() == theirs.tolist()
         else:
-            assert ours.is_nested == theirs.is_nested and ours.layout == theirs.layout
+            assert ours.is_nested == theirs.is_nested
+            assert ours.layout == theirs.layout
             assert [part.tolist() for part in ours.unbind()] == [part.tolist() for part in theirs.unbind()]

@@ -7,13 +7,16 @@ with verl's through Ray.
 import gzip
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import table_fill
 import typer
+from click.testing import Result
 from typer.testing import CliRunner
 
 from tests.analysis.runs.example_runs import write_log
+from tests.messages import assert_names
 from verl_clipx.papers.tables.collect import CONFIGURATIONS, read_configurations
 from verl_clipx.papers.tables.collect import collect as collect_table
 from verl_clipx.papers.tables.definition import load_table
@@ -23,91 +26,136 @@ pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[2] / "docs"
 
-ROWS = ["--row", "GRPO, 4 updates", "--row", "DAPO, 4 updates"]
+ROWS = ["GRPO, 4 updates", "DAPO, 4 updates"]
+
+
+class MadeRun(NamedTuple):
+    """What sets apart the runs that were made."""
+
+    seed: int
+    clip_high: float
+    rollout_seed: int
 
 
 @pytest.fixture
-def trained(monkeypatch, tmp_path):
-    """Makes `fill` write logs; returns the settings of the runs that it made."""
+def made_runs(monkeypatch, tmp_path) -> list[MadeRun]:
+    """The runs that `fill` has made so far, each of which only writes a log."""
     from one_process import only_rank, trainer
 
-    made = []
+    runs = []
 
-    def train(config, log, trainer):
-        made.append((config.data.seed, completed(config.clipx)["clip_high"], config.actor_rollout_ref.rollout.seed))
+    def write_log_of_run(config, log, trainer):
+        clip_high = completed(config.clipx)["clip_high"]
+        runs.append(MadeRun(config.data.seed, clip_high, config.actor_rollout_ref.rollout.seed))
         steps = range(1, config.trainer.total_training_steps + 1)
         write_log(log, [{"critic/score/mean": step / 100, "actor/ppo_kl": 0.001, "x": 1} for step in steps])
 
-    monkeypatch.setattr(trainer, "train", train)
+    monkeypatch.setattr(trainer, "train", write_log_of_run)
     for name in ("reversal/test.parquet", "policies/reversal/config.json", "policies/reversal/model.safetensors"):
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / name).write_text("here")
     monkeypatch.setenv("CLIPX_DATA", "")
     monkeypatch.setattr(only_rank, "become_only_rank", lambda: None)
-    return made
+    return runs
 
 
-def fill(folder, *arguments, table="reversal"):
+def fill(folder, *options, table="reversal", rows=ROWS) -> Result:
+    """Run the script for rows of a table, with its runs and the data in a folder."""
     script = typer.Typer()
     script.command()(table_fill.main)
-    words = [table, "--runs", folder, "--data", folder / "data", *arguments]
-    done = CliRunner().invoke(script, list(map(str, words if table == "cpu_small" else [*words, *ROWS])))
-    return done.exit_code, done.output
+    words = [table, "--runs", folder, "--data", folder / "data", *options]
+    for row in rows:
+        words += ["--row", row]
+    return CliRunner().invoke(script, [str(word) for word in words])
 
 
-def test_missing_runs_are_made_and_no_others_and_collect_reads_them(trained, tmp_path):
-    seeds = ["--seed", 1, "--seed", 2, "--seed", 3]
-    assert fill(tmp_path, *seeds)[0] == 0
-    assert trained == [(seed, bound, seed) for seed in (1, 2, 3) for bound in (1.2, 1.28)]
-    assert f"nothing to do: every run that was asked for is in {tmp_path}" in fill(tmp_path, *seeds)[1]
+def fill_seeds(folder, *seeds) -> Result:
+    options = []
+    for seed in seeds:
+        options += ["--seed", seed]
+    return fill(folder, *options)
+
+
+def test_missing_runs_are_made_and_no_others(made_runs, tmp_path):
+    assert fill_seeds(tmp_path, 1, 2, 3).exit_code == 0
+    expected = []
+    for seed in (1, 2, 3):
+        # GRPO's bound and DAPO's.
+        expected += [MadeRun(seed, clip_high, rollout_seed=seed) for clip_high in (1.2, 1.28)]
+    assert made_runs == expected
+    assert_names(fill_seeds(tmp_path, 1, 2, 3).output, "nothing to do", str(tmp_path))
     (tmp_path / "reversal" / "dapo_4-seed2.jsonl.gz").unlink()
-    assert fill(tmp_path, *seeds)[0] == 0
-    assert trained[6:] == [(2, 1.28, 2)]
-    found = collect_table(load_table("reversal"), tmp_path, rows=ROWS[1::2])
-    cells = {(cell["row"], cell["column"]): cell for cell in found["cells"] if "mean" in cell}
+    assert fill_seeds(tmp_path, 1, 2, 3).exit_code == 0
+    assert made_runs[6:] == [MadeRun(2, 1.28, rollout_seed=2)]
+
+
+@pytest.mark.usefixtures("made_runs")
+def test_collect_reads_the_runs(tmp_path):
+    assert fill_seeds(tmp_path, 1, 2, 3).exit_code == 0
+    collected = collect_table(load_table("reversal"), tmp_path, rows=ROWS)
+    cells = {(cell["row"], cell["column"]): cell for cell in collected["cells"] if "mean" in cell}
     # The last three of sixteen steps.
     assert cells["GRPO, 4 updates", "reward"]["mean"] == pytest.approx(0.15)
     assert cells["GRPO, 4 updates", "KL a batch"]["by_seed"] == {"1": 0.001, "2": 0.001, "3": 0.001}
     assert cells["DAPO, 4 updates", "collapsed"]["interval"] == "share of seeds"
-    assert [run["seed"] for run in found["runs"]] == [1, 2, 3, 1, 2, 3]
-    assert all(run["policy"] and run["commit"] is not None for run in found["runs"])
+    assert [run["seed"] for run in collected["runs"]] == [1, 2, 3, 1, 2, 3]
+    for run in collected["runs"]:
+        assert run["policy"]
+        assert run["commit"] is not None
 
 
-def test_runs_of_other_settings_and_of_another_policy_are_refused(trained, tmp_path):
-    assert fill(tmp_path, "--seed", 1)[0] == 0
+def refusals_by_file(folder) -> dict[str, list[str]]:
+    """Return why the collector refuses runs, by the names of their files."""
+    refused = collect_table(load_table("reversal"), folder, rows=ROWS)["refused"]
+    return {entry["folder"].removeprefix("reversal/"): entry["reasons"] for entry in refused}
+
+
+@pytest.mark.usefixtures("made_runs")
+def test_a_run_of_other_settings_is_refused_with_the_key_and_both_values(tmp_path):
+    assert fill_seeds(tmp_path, 1).exit_code == 0
     kept = tmp_path / "reversal" / CONFIGURATIONS
-    made = read_configurations(kept.parent)
-    changed = {hashed: values | {"actor_rollout_ref.actor.optim.lr": 1e-3} for hashed, values in made.items()}
+    changed = {}
+    for digest, configuration in read_configurations(kept.parent).items():
+        changed[digest] = configuration | {"actor_rollout_ref.actor.optim.lr": 1e-3}
     kept.write_bytes(gzip.compress(json.dumps(changed).encode()))
+    reasons = refusals_by_file(tmp_path)["grpo_4-seed1.jsonl.gz"]
+    assert reasons == ["actor_rollout_ref.actor.optim.lr: preset 0.0003, run 0.001"]
+
+
+@pytest.mark.usefixtures("made_runs")
+def test_a_run_without_its_configuration_and_a_damaged_log_are_refused(tmp_path):
+    assert fill_seeds(tmp_path, 1).exit_code == 0
+    (tmp_path / "reversal" / CONFIGURATIONS).unlink()
     (tmp_path / "reversal" / "dapo_4-seed1.jsonl.gz").write_bytes(b"no gzip")
+    refusals = refusals_by_file(tmp_path)
+    assert refusals["grpo_4-seed1.jsonl.gz"][0].startswith("config_hash: ")
+    assert "dapo_4-seed1.jsonl.gz: no line `step:1" in refusals["dapo_4-seed1.jsonl.gz"][0]
 
-    def refused():
-        entries = collect_table(load_table("reversal"), tmp_path, rows=ROWS[1::2])["refused"]
-        return {entry["folder"].removeprefix("reversal/"): entry["reasons"] for entry in entries}
 
-    assert refused()["grpo_4-seed1.jsonl.gz"] == ["actor_rollout_ref.actor.optim.lr: preset 0.0003, run 0.001"]
-    assert "dapo_4-seed1.jsonl.gz: no line `step:1" in refused()["dapo_4-seed1.jsonl.gz"][0]
-    kept.unlink()
-    assert refused()["grpo_4-seed1.jsonl.gz"][0].startswith("config_hash: ")
+@pytest.mark.usefixtures("made_runs")
+def test_runs_of_another_policy_are_not_made_beside_those_that_there_are(tmp_path):
+    assert fill_seeds(tmp_path, 1).exit_code == 0
     (tmp_path / "data/policies/reversal/model.safetensors").write_text("another")
-    (tmp_path / "reversal" / "dapo_4-seed1.jsonl.gz").unlink()
-    code, output = fill(tmp_path, "--seed", 2)
-    assert code == 1 and "is not the policy of" in output and "--runs a folder of its own" in output
+    result = fill_seeds(tmp_path, 2)
+    assert result.exit_code == 1
+    assert_names(result.output, "is not the policy of", "--runs a folder of its own")
+
+
+def values_by_seed(table, rows) -> dict[tuple[str, str], dict]:
+    """Return the values of each seed by row and column."""
+    return {(cell["row"], cell["column"]): cell["by_seed"] for cell in table["cells"] if cell["row"] in rows}
 
 
 def test_the_committed_runs_are_still_their_presets():
     """Of each way to name a setting one row: the collector takes its runs, and finds the committed numbers."""
-    committed = json.loads((DOCS / "results" / "reversal.json").read_text())
     rows = ["GRPO, 4 updates", "ACPO, 16 updates", "GRPO + AR, 4 updates, 3 versions old"]
-    found = collect_table(load_table("reversal"), DOCS / "results" / "runs", rows=rows)
-    assert found["refused"] == []
-    numbers, expected = (
-        {(cell["row"], cell["column"]): cell["by_seed"] for cell in of["cells"] if cell["row"] in rows}
-        for of in (found, committed)
-    )
-    assert numbers == expected
+    committed = json.loads((DOCS / "results" / "reversal.json").read_text())
+    collected = collect_table(load_table("reversal"), DOCS / "results" / "runs", rows=rows)
+    assert collected["refused"] == []
+    assert values_by_seed(collected, rows) == values_by_seed(committed, rows)
 
 
 def test_another_tables_runs_are_the_recipes(tmp_path):
-    code, output = fill(tmp_path, table="cpu_small")
-    assert code == 1 and "clipx papers table plan cpu_small" in output
+    result = fill(tmp_path, table="cpu_small", rows=[])
+    assert result.exit_code == 1
+    assert_names(result.output, "clipx papers table plan cpu_small")
