@@ -170,20 +170,26 @@ def test_loptis_tokens_are_another_input_of_the_same_graphs(recorder):
     assert_all_close(apply(functions, inputs), apply(eager, inputs))
     assert recorder.frame_count == 2
 
-
-# The first has an optional input, the rollout's log-probabilities, in its statistics.
-WITH_SHAPING = [
-    pytest.param(METHODS["bapo"](weight="rollout"), FutureInfluence(half_life=2), id="bapo, by the rollout, with fipo"),
+# The first has an optional input, the rollout's log-probabilities, in its statistics. The last takes half a minute.
+CHOSEN = [
+    pytest.param(METHODS["bapo"](weight="rollout"), None, id="bapo, by the rollout"),
+    pytest.param(METHODS["grpo"](), FutureInfluence(half_life=2), id="grpo, with fipo"),
     pytest.param(METHODS["acpo"](), AdvantageReweighting(probability="current"), id="acpo, reweighted"),
+    pytest.param(
+        METHODS["bapo"](weight="rollout"),
+        FutureInfluence(half_life=2),
+        id="bapo, by the rollout, with fipo",
+        marks=pytest.mark.matrix,
+    ),
 ]
-WITHOUT_SHAPING = [
+OTHERS = [
     pytest.param(METHODS[name](), None, id=name, marks=pytest.mark.matrix) for name in BUILT_IN if name != "acpo"
 ]
 
 
 # A graph takes seconds to make, so that all which needs the real compiler's stands in one test for each.
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "shaping"), [*WITH_SHAPING, *WITHOUT_SHAPING])
+@pytest.mark.parametrize(("method", "shaping"), [*CHOSEN, *OTHERS])
 def test_the_real_compilers_results_are_the_eager_ones_alike_each_time_and_add_up_over_micro_batches(method, shaping):
     torch._dynamo.reset()
     token_functions.cache_clear()
