@@ -51,19 +51,20 @@ def payload_of(program: str, arguments: Sequence[str]) -> list[str]:
         return payload_of_sbatch(arguments)
     if not any(launcher == (program, *arguments)[: len(launcher)] for launcher in LAUNCHERS):
         return []
-    return started_by(arguments)
+    return find_launched_command(arguments)
 
 
-def started_by(arguments: Sequence[str]) -> list[str]:
+def find_launched_command(arguments: Sequence[str]) -> list[str]:
     """Return the command in a launcher's arguments; empty if no word begins one.
 
-    The command is all that follows `--`, or begins with the first word that fits `STARTS`.
+    The command begins after `--`, or at the first word that fits `STARTS`, whichever comes first. A word that begins
+    with - is an option of the launcher's.
     """
     for index, argument in enumerate(arguments):
         if argument == "--":
-            return [*arguments[index + 1 :]]
-        if STARTS.fullmatch(argument):
-            return [*arguments[index:]]
+            return list(arguments[index + 1 :])
+        if not argument.startswith("-") and STARTS.fullmatch(argument):
+            return list(arguments[index:])
     return []
 
 
@@ -115,7 +116,7 @@ def lacks_plugin(arguments: Sequence[str]) -> bool:
     options = slurm.options_of(arguments)
     environments = [options.get("runtime-env-json", ""), text_of(options.get("runtime-env", ""))]
     # An override of the plugin's, such as +clipx=acpo, does not bring the plugin.
-    command = re.sub(r"\+?clipx[.=/]\S*", "", " ".join(started_by(arguments)))
+    command = re.sub(r"\+?clipx[.=/]\S*", "", " ".join(find_launched_command(arguments)))
     texts = [*environments, command]
     texts += [text_of(name) for text in environments for name in FILES_OF_ENVIRONMENT.findall(text)]
     texts.append(text_of(options.get("working-dir", "")))
@@ -152,7 +153,7 @@ def main(record_file: str, program: str, *arguments: str) -> None:
     if answer:
         print(answer)
         return
-    payload = [*payload_of(program, arguments)]
+    payload = payload_of(program, arguments)
     if program == "sbatch":
         if slurm.MADE_UP in os.environ:
             # A made-up job that submits the next job, or itself again, would never end.
