@@ -524,7 +524,8 @@ class Session:
 
     Args:
         process: the command, which leads a session of its own.
-        answers: the file whose path `EXPLAIN` has in what the command starts, in whatever session.
+        answers: the file of the answers. All processes that the command starts, in any session, inherit its path in
+            the variable `EXPLAIN`.
         notes: the file to which what is wrong with the command is appended.
         loop: notices that the command waits in a loop.
     """
@@ -538,17 +539,17 @@ class Session:
         # Those that `lacks_variable` held for at the last look.
         self.pythons_without_variable: list[psutil.Process] = []
 
-    def has(self, process: psutil.Process) -> bool:
+    def contains(self, process: psutil.Process) -> bool:
         """Return whether a process is in the session that the command leads."""
         return os.getsid(process.pid) == self.process.pid
 
     def has_started(self, process: psutil.Process) -> bool:
         """Return whether the command started a process, even if the process has left the command's session."""
-        return self.has(process) or belongs_to(self.answers, process)
+        return self.contains(process) or belongs_to(self.answers, process)
 
     def lacks_variable(self, process: psutil.Process) -> bool:
         """Return whether a process is a Python of the command's session without `EXPLAIN`, so that it would train."""
-        if not self.has(process) or not OF_PYTHON.match(process.name()):
+        if not self.contains(process) or not OF_PYTHON.match(process.name()):
             return False
         return EXPLAIN not in process.environ()
 
@@ -573,7 +574,7 @@ class Session:
         if time.monotonic() - self.last_look <= SECONDS_BETWEEN_LONG_LOOKS:
             return False
         self.last_look = time.monotonic()
-        place = self.loop.find_waiting_place(find_processes(self.has))
+        place = self.loop.find_waiting_place(find_processes(self.contains))
         if place:
             self.note(f"{place}: {WAITS}")
             return True
@@ -600,11 +601,17 @@ class Session:
             file.write(f"{line}\n")
 
     def kill(self) -> None:
-        """Kill all that the command started, until no process of it is left."""
-        while processes := find_processes(self.has_started):
+        """Kill all that the command started, until none is left but processes of other users, such as sudo's."""
+        of_other_users: set[psutil.Process] = set()
+        while processes := set(find_processes(self.has_started)) - of_other_users:
             for process in processes:
-                with contextlib.suppress(psutil.Error):
+                try:
                     process.kill()
+                except psutil.AccessDenied:
+                    of_other_users.add(process)
+                except psutil.Error:
+                    # It has ended by itself.
+                    continue
         self.process.wait()
 
 
@@ -617,24 +624,24 @@ def run_session(
     notes: Path,
     loop: WaitingLoop,
 ) -> int:
-    """Run a command in a session of its own, as `Session.run` waits for it, then kill all that is left of it.
+    """Run a command in a session of its own until `Session.run` stops waiting, then kill what it started.
 
-    A command that waits in a loop is killed too, and `notes` gets the place where it waits. A Python without `EXPLAIN`,
-    which would train, is killed, and `notes` gets its command line.
+    If the command waits in a loop, `notes` gets the place where it waits. A Python process without `EXPLAIN` would
+    train: it is killed, and `notes` gets its command line.
 
     Args:
         words: the command, one word of its command line an item.
-        environment: the command's variables; `EXPLAIN` is the path of the file for the answers.
+        environment: the command's variables. The one named `EXPLAIN` holds the path of the file of the answers.
         output: the file that gets what the command prints.
         is_done: a function that is called again and again; the command is killed once it returns True.
         notes: the file to which what is wrong with the command is appended.
         loop: notices that the command waits in a loop.
 
     Returns:
-        The command's exit code.
+        The command's exit code; minus the signal's number if it was killed.
 
     Raises:
-        ValueError: there is no such program.
+        ValueError: the program cannot be started, such as one that does not exist or is not executable.
     """
     with output.open("wb") as file:
         try:
@@ -649,15 +656,17 @@ def run_session(
         except OSError as error:
             raise ValueError(f"{redact(words[0])}: {error.strerror}.") from None
     answers = Path(environment[EXPLAIN])
-    guard = guard_session(process.pid, answers)
     session = Session(process, answers, notes, loop)
+    guard = None
     try:
+        guard = guard_session(process.pid, answers)
         session.run(is_done)
     finally:
         session.kill()
-        # A byte tells the guard that nothing is left to clean up.
-        with contextlib.suppress(OSError):
-            guard.communicate(b".")
+        if guard is not None:
+            # A byte tells the guard that nothing is left to clean up.
+            with contextlib.suppress(OSError):
+                guard.communicate(b".")
     return process.returncode
 
 
