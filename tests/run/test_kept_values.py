@@ -13,7 +13,7 @@ from omegaconf import OmegaConf, open_dict
 
 from tests.composition import composition
 from verl_clipx.run import keys
-from verl_clipx.run.kept_values import TABLE, bare_address, hash_of, is_hash, kept_configuration, kept_value
+from verl_clipx.run.kept_values import TABLE, hash_of, is_hash, kept_configuration, kept_value, strip_credentials
 
 ACTOR = keys.ACTOR
 ROLLOUT = keys.ROLLOUT
@@ -121,19 +121,19 @@ def test_of_a_configuration_without_texts_of_the_users_own_everything_stays(over
 
 
 def test_addresses_lose_user_password_and_query():
-    assert bare_address("s3://me:x@host/a@b?sig=x#y") == "s3://host/a@b" and bare_address("a/b?c") == "a/b?c"
+    assert strip_credentials("s3://me:x@host/a@b?sig=x#y") == "s3://host/a@b" and strip_credentials("a/b?c") == "a/b?c"
 
 
 @pytest.mark.parametrize("mark", "/?#@:")
 def test_an_address_loses_a_password_whose_marks_are_not_escaped(mark):
-    assert bare_address(f"s3://me:hun{mark}ter@host/a?sig=x") == "s3://host/a"
+    assert strip_credentials(f"s3://me:hun{mark}ter@host/a?sig=x") == "s3://host/a"
 
 
 @pytest.mark.parametrize(
     "address", ["hdfs://host:8020/of/me@work", "s3://[::1]:9000/a@b", "s3://[fe80::1]/a", "hf://a"]
 )
 def test_an_address_without_a_password_stays(address):
-    assert bare_address(address) == address
+    assert strip_credentials(address) == address
 
 
 # In a process of its own: other tests register losses, whose parameters the table does not have.

@@ -85,7 +85,7 @@ def kept_value(key: str, value: Any) -> Any:
     if isinstance(value, str) and HASH.fullmatch(value):
         return value
     if isinstance(value, str) and key in keys.PATHS and "${" not in value:
-        return redact(bare_address(value))
+        return redact(strip_credentials(value))
     return value if stays(key, value) else hash_of(key, value)
 
 
@@ -130,15 +130,20 @@ def is_hash(value: Any) -> bool:
     return isinstance(value, str) and HASH.fullmatch(value) is not None
 
 
-def bare_address(path: str) -> str:
-    """Return an address without user, password, query and fragment; a path without :// stays as it is."""
-    scheme, separator, rest = path.partition("://")
+def strip_credentials(address: str) -> str:
+    """Return an address without user, password, query and fragment; a path without :// stays as it is.
+
+    By the standard, user and password end at the last @ before the first /, ? or #. A password that contains such a
+    mark, not escaped, is found unless what precedes the mark looks like a host, or a host with a port: then the text
+    cannot be told from an address whose path contains @, and is kept.
+    """
+    scheme, separator, rest = address.partition("://")
     if not separator:
-        return path
+        return address
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     start_of_host = authority.rfind("@") + 1
     if not HOST_AND_PORT.fullmatch(authority, start_of_host):
-        # What seems to be the port is no number: it is the beginning of a password with /, ? or #, not escaped.
+        # No host looks like this: it is a user with the beginning of a password, which ends at the last @ of all.
         start_of_host = rest.rfind("@") + 1
     without_query = re.split("[?#]", rest[start_of_host:], maxsplit=1)[0]
     return f"{scheme}://{without_query}"

@@ -23,7 +23,7 @@ from verl_clipx.papers.tables.definition import GAIN_OF, MEAN_OF, Column, Row, S
 from verl_clipx.papers.tables.measures import MissingNumber, Value, evaluation_folder, mean_of, read_value
 from verl_clipx.papers.tables.significance import NO_SEED, CellKey, compare_rows
 from verl_clipx.papers.versions import versions_here
-from verl_clipx.run.kept_values import bare_address, kept_configuration
+from verl_clipx.run.kept_values import kept_configuration, strip_credentials
 from verl_clipx.run.keys import DATA_SEED, MODEL_PATH, TRAINING_FILES
 
 # What `check_shape` demands of results before they are rendered.
@@ -154,8 +154,8 @@ class Collected:
             "config_hash": hash_of_json(run.values, str),
             "filled_in": given,
             "steps": run.last_step,
-            "started_from": bare_address(as_written(run.config, MODEL_PATH)),
-            "trained_on": bare_address(as_written(run.config, TRAINING_FILES)),
+            "started_from": strip_credentials(as_written(run.config, MODEL_PATH)),
+            "trained_on": strip_credentials(as_written(run.config, TRAINING_FILES)),
             **_read_provenance(run),
         }
 

@@ -29,7 +29,7 @@ from verl_clipx.run.content import (
     hash_of_named,
     hash_of_reward,
 )
-from verl_clipx.run.kept_values import bare_address
+from verl_clipx.run.kept_values import strip_credentials
 from verl_clipx.run.keys import (
     CHECKPOINT_FOLDER,
     NAMED_CHECKPOINT,
@@ -156,7 +156,7 @@ def find_start(log: Path, config: dict[str, Any], has_steps: bool) -> Content:
     else:
         folder = str(Path(str(value_at(config, CHECKPOINT_FOLDER))) / f"global_step_{step}")
     # Not through `Path`, which makes s3:/ of s3://, so that the text would no longer be known as an address.
-    return Content(paths=(bare_address(folder),), hash=hash_of_checkpoint(Path(folder)))
+    return Content(paths=(strip_credentials(folder),), hash=hash_of_checkpoint(Path(folder)))
 
 
 def write_record(log: Path, config: dict[str, Any], start: Content = FROM_MODEL) -> None:
