@@ -300,14 +300,14 @@ def describe_method(loss_mode: str, settings: Settings, record: RunRecord, unuse
 
 
 def describe_uncorrected_samples(record: RunRecord, settings: Settings | Observe) -> str | None:
-    """Return the remark that samples may be stale and nothing corrects for it.
+    """Return the remark that nothing corrects for stale samples, nor for the difference of rollout engine and trainer.
 
     Returns:
-        The remark; None if samples cannot be stale, or if the run corrects for it.
+        The remark; None if samples cannot be stale, or if the run corrects for the policy that sampled.
     """
     if not record.trainer.stale or keys.corrects_for_sampler(record.correction, settings):
         return None
-    return "not corrected for the samples' staleness and for the rollout engine"
+    return "corrected neither for stale samples nor for the rollout engine"
 
 
 def describe_bias_of_ratios(record: RunRecord, settings: Settings | Observe) -> str | None:
@@ -370,11 +370,12 @@ def describe_corrections(record: RunRecord, settings: Settings | Observe) -> lis
     correction = record.correction
     temperature = record.sampling.temperature
     weights_and_rejection = []
-    # In bypass mode verl's trainers neither weigh nor reject samples, but a loss of the plugin rejects them itself.
+    # In bypass mode verl's trainers do not weigh samples.
     if correction.weights is not None and not correction.bypass:
         normalised = ", normalised over the batch" if correction.weights_normalised else ""
         threshold = format_value(correction.weights_threshold)
         weights_and_rejection.append(f"rollout_is={correction.weights} (threshold {threshold}{normalised})")
+    # In bypass mode verl's trainers do not reject samples: a method of the plugin does, and an observed loss does not.
     if correction.rejection is not None and (settings.trains or not correction.bypass):
         by_loss = " in the loss, by the current policy" if correction.bypass else ""
         threshold = format_value(correction.rejection_threshold)

@@ -124,7 +124,7 @@ def name_loss(node: "Settings | Observe") -> str:
 
 
 def group_of_loss(name: str) -> str:
-    """Return the group that chooses a loss of the plugin: `name` itself, or `custom` for a loss of the user's own.
+    """Return the group that chooses a loss of the plugin: `name` itself, or `custom` for any other name.
 
     Args:
         name: the loss's name in verl's registry, without clipx_.
@@ -285,12 +285,10 @@ declare_all(IRRELEVANT, "verl, which fills it in", "distillation.distillation_lo
 CORRECTION_NODE = "algorithm.rollout_correction"
 BYPASS = declare(f"{CORRECTION_NODE}.bypass_mode", READ_BY_VERL, CORRECTION, None)
 ROLLOUT_IS = declare(f"{CORRECTION_NODE}.rollout_is", READ_BY_VERL, CORRECTION, None)
-# The keys that go with verl's weights, and with its rejection.
-WITH_ROLLOUT_IS = declare_all(
-    READ_BY_VERL, CORRECTION, CORRECTION_NODE, "rollout_is_threshold", "rollout_is_batch_normalize", default=None
-)
+IS_THRESHOLD = declare(f"{CORRECTION_NODE}.rollout_is_threshold", READ_BY_VERL, CORRECTION, None)
+IS_NORMALIZE = declare(f"{CORRECTION_NODE}.rollout_is_batch_normalize", READ_BY_VERL, CORRECTION, None)
 ROLLOUT_RS = declare(f"{CORRECTION_NODE}.rollout_rs", READ_BY_VERL, CORRECTION, None)
-WITH_ROLLOUT_RS = declare_all(READ_BY_VERL, CORRECTION, CORRECTION_NODE, "rollout_rs_threshold", default=None)
+RS_THRESHOLD = declare(f"{CORRECTION_NODE}.rollout_rs_threshold", READ_BY_VERL, CORRECTION, None)
 LOSS_TYPE = declare(f"{CORRECTION_NODE}.loss_type", REFUSED, BYPASS_LOSS, None)
 # A key of verl after 0.9.
 CENTERING = declare(f"{CORRECTION_NODE}.score_centering", REFUSED, BYPASS_LOSS, None)
@@ -298,14 +296,13 @@ CENTERING = declare(f"{CORRECTION_NODE}.score_centering", REFUSED, BYPASS_LOSS, 
 
 def correction_of(values: Values) -> Correction:
     """Return verl's rollout correction as a configuration has it."""
-    threshold, normalised = WITH_ROLLOUT_IS
     return Correction(
         bypass=values.get(BYPASS),
         weights=values.get(ROLLOUT_IS),
-        weights_threshold=values.get(threshold),
-        weights_normalised=values.get(normalised),
+        weights_threshold=values.get(IS_THRESHOLD),
+        weights_normalised=values.get(IS_NORMALIZE),
         rejection=values.get(ROLLOUT_RS),
-        rejection_threshold=values.get(WITH_ROLLOUT_RS[0]),
+        rejection_threshold=values.get(RS_THRESHOLD),
     )
 
 
@@ -352,14 +349,14 @@ def refuse_mask_without_effect(values: Values, node: "Settings | Observe") -> It
 
 
 @refuses(
-    WITH_ROLLOUT_IS[0],
-    when="a value of this or of rollout_is that verl's own code refuses, which it would do at the first batch",
+    IS_THRESHOLD,
+    when="a value of this key or of rollout_is with which verl's own code would stop at the first batch",
 )
 def refuse_weights_with_verl(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
     """Yield a refusal if verl's own code refuses the kind of weights or their threshold."""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
-    yield from refuse_with_verl(compute_rollout_correction_weights, values, ROLLOUT_IS, WITH_ROLLOUT_IS[0])
+    yield from refuse_with_verl(compute_rollout_correction_weights, values, ROLLOUT_IS, IS_THRESHOLD)
 
 
 @refuses(ROLLOUT_RS, when="a value of this or of its threshold that verl's own code refuses")
@@ -367,7 +364,7 @@ def refuse_rejection_with_verl(values: Values, node: "Settings | Observe") -> It
     """Yield a refusal if verl's own code refuses the kind of rejection or its threshold."""
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 
-    yield from refuse_with_verl(compute_rollout_rejection_mask, values, ROLLOUT_RS, WITH_ROLLOUT_RS[0])
+    yield from refuse_with_verl(compute_rollout_rejection_mask, values, ROLLOUT_RS, RS_THRESHOLD)
 
 
 def refuse_with_verl(correct: Callable, values: Values, key: str, threshold: str) -> Iterator[Refusal]:
@@ -409,18 +406,21 @@ def refuse_other_bypass_loss(values: Values, node: "Settings | Observe") -> Iter
 @refuses(
     CENTERING,
     when=(
-        "True: verl would train a loss of its own in place of the method; under observe, because that loss acts on "
-        "logits too"
+        "True: with a method, verl would train a loss of its own in its place; under observe, that loss also acts on "
+        "logits, which the plugin does not see"
     ),
 )
 def refuse_other_loss_for_centering(values: Values, node: "Settings | Observe") -> Iterator[Refusal]:
-    """Yield a refusal if verl would train its loss with score centering, which the plugin sees only in part."""
+    """Yield a refusal of score centering.
+
+    verl would train its own loss in place of a method, and +clipx=observe would see only a part of that loss.
+    """
     if not values[CENTERING]:
         return
     if node.trains:
         reason = f"verl then trains its own loss instead of {name_loss(node)}"
     else:
-        # The most probable tokens nearly always include the one that was sampled.
+        # The sampled token is nearly always among them, so its gradient does not come from its log-probability alone.
         reason = (
             "verl's loss then also acts on the logits of the most probable tokens, of which "
             f"{name_loss(node)} sees none, so that it would show only a part of what happens to a token"
@@ -1092,7 +1092,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 # Keys whose value names code. verl or the plugin looks it up when a run starts, so that the value cannot be a secret.
 NAMES = (LOSS_MODE, ESTIMATOR, f"{NODE}.method", f"{NODE}.function")
 # Keys whose value may be a text made of numbers, such as 0.5_2.0.
-RANGES = (WITH_ROLLOUT_IS[0], WITH_ROLLOUT_RS[0])
+RANGES = (IS_THRESHOLD, RS_THRESHOLD)
 # The node with Ray's settings, whose environment variables may have any value.
 RAY = "ray_kwargs"
 RAY_ADDRESS = f"{RAY}.ray_init.address"

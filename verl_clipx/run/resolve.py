@@ -37,7 +37,7 @@ from verl_clipx.run.record import RunRecord, fields_of
 from verl_clipx.run.run_files import log_path, own_log_path, traces_path
 from verl_clipx.run.schedule import schedule_of
 from verl_clipx.run.support import untested
-from verl_clipx.run.takeover import Takeover, take_clip_keys_over
+from verl_clipx.run.takeover import Takeover, decide_takeover
 
 
 class Resolved(NamedTuple):
@@ -90,7 +90,7 @@ def resolve(config: DictConfig, *, named: Collection[str] = (), group: str | Non
     values = read(config)
     takeover = Takeover(taken={}, unused={}, refused=[])
     if given_settings.trains:
-        takeover = take_clip_keys_over(given_settings.method, values, named)
+        takeover = decide_takeover(given_settings.method, values, named)
     refuse(
         [
             *refuse_values(values, given_settings),

@@ -31,15 +31,15 @@ class Takeover(NamedTuple):
     refused: list[Refusal]
 
 
-def take_clip_keys_over(method: Method, values: Values, named: Collection[str] = ()) -> Takeover:
+def decide_takeover(method: Method, values: Values, named: Collection[str] = ()) -> Takeover:
     """Decide what becomes of verl's clip keys under a method.
 
     Args:
         method: built with its group's parameters and the user's overrides. A parameter that still has its default takes
             verl's value over.
         values: the values of verl's keys, from `keys.read`.
-        named: the full keys that the command line names, verl's and the plugin's. A clip key with verl's default counts
-            as set if it is named and the method reads it, or clipx.hold replaces it.
+        named: the full keys that the command line names, verl's and the plugin's. A clip key that has verl's default
+            counts as set only if it is named, and only if the method reads it or clipx.hold replaces it.
     """
     taken: dict[str, dict[str, Any]] = {}
     refused = []
@@ -50,9 +50,9 @@ def take_clip_keys_over(method: Method, values: Values, named: Collection[str] =
         if verl_key is None:
             continue
         if field.name in method.solved_parameters:
-            keys_replaced_by_hold.update(verl_key.names, [verl_key.fallback])
+            keys_replaced_by_hold.update(verl_key.all_names)
             continue
-        read_keys.update(verl_key.names, [verl_key.fallback])
+        read_keys.update(verl_key.all_names)
         set_keys = find_set_keys(verl_key, values, named)
         for key in set_keys:
             value = values[f"{ACTOR}.{key}"]
@@ -64,7 +64,9 @@ def take_clip_keys_over(method: Method, values: Values, named: Collection[str] =
             converted = convert_setting(method, field, verl_key, key, value, named)
             if isinstance(converted, Refusal):
                 refused.append(converted)
-            elif field.name not in taken and not is_same_bound(converted, getattr(method, field.name)):
+                continue
+            # Set keys that agree give the same value: the first is recorded, and none if the parameter has it already.
+            if field.name not in taken and not is_same_bound(converted, getattr(method, field.name)):
                 taken[field.name] = {"key": key, "given": value, "value": converted}
     unused = find_unused_keys(values, named, read_keys, keys_replaced_by_hold)
     return Takeover(taken, unused, refused)
@@ -122,43 +124,47 @@ def find_set_keys(verl_key: VerlKey, values: Values, named: Collection[str]) -> 
     return set_keys
 
 
-def is_set(name: str, verl_key: VerlKey, values: Values, named: Collection[str]) -> bool:
+def is_set(key: str, verl_key: VerlKey, values: Values, named: Collection[str]) -> bool:
     """Return whether the user has set a clip key.
 
     A key that is null counts as not set if null is verl's default, or if verl then reads another key
     (`VerlKey.fallback`).
 
     Args:
-        name: the clip key.
+        key: the clip key.
         verl_key: all keys of verl's that set the same parameter.
         values: the values of verl's keys, from `keys.read`.
         named: the full keys that the command line names.
     """
-    value = values[f"{ACTOR}.{name}"]
-    default = CLIP_KEYS[name]
+    value = values[f"{ACTOR}.{key}"]
+    default = CLIP_KEYS[key]
     null_is_unset = verl_key.fallback is not None or default is None
     if value is None and null_is_unset:
         return False
-    return value != default or f"{ACTOR}.{name}" in named
+    return value != default or f"{ACTOR}.{key}" in named
 
 
 def convert_setting(
-    method: Method, field: dataclasses.Field, verl_key: VerlKey, name: str, given: Any, named: Collection[str]
+    method: Method, field: dataclasses.Field, verl_key: VerlKey, key: str, given: Any, named: Collection[str]
 ) -> float | Refusal | None:
     """Return the value that a parameter gets from a clip key, or the refusal of that key.
 
-    The key is refused if its value is no number, or gives the parameter a value that is not allowed or unusual. It is
-    also refused if the group or the command line gives the parameter another value.
+    The key is refused if its value is no number, or gives the parameter a value that is not allowed. A value outside
+    the parameter's usual range is refused where `VerlKey.usual_because` says why. The key is also refused if the group
+    or the command line gives the parameter another value.
 
     Args:
-        method: as for `take_clip_keys_over`.
+        method: as for `decide_takeover`.
         field: the parameter.
         verl_key: all keys of verl's that set the parameter.
-        name: the clip key.
+        key: the clip key.
         given: the key's value.
         named: the full keys that the command line names.
+
+    Returns:
+        The parameter's value, or the refusal; None is null, with which the parameter has no bound.
     """
-    full_key = f"{ACTOR}.{name}"
+    full_key = f"{ACTOR}.{key}"
     own_key = f"{NODE}.{field.name}"
     current = getattr(method, field.name)
     if given is not None and (isinstance(given, bool) or not isinstance(given, int | float)):

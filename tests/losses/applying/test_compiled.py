@@ -170,6 +170,7 @@ def test_loptis_tokens_are_another_input_of_the_same_graphs(recorder):
     assert_all_close(apply(functions, inputs), apply(eager, inputs))
     assert recorder.frame_count == 2
 
+
 # The first has an optional input, the rollout's log-probabilities, in its statistics. The last takes half a minute.
 CHOSEN = [
     pytest.param(METHODS["bapo"](weight="rollout"), None, id="bapo, by the rollout"),
@@ -182,9 +183,7 @@ CHOSEN = [
         marks=pytest.mark.matrix,
     ),
 ]
-OTHERS = [
-    pytest.param(METHODS[name](), None, id=name, marks=pytest.mark.matrix) for name in BUILT_IN if name != "acpo"
-]
+OTHERS = [pytest.param(METHODS[name](), None, id=name, marks=pytest.mark.matrix) for name in BUILT_IN if name != "acpo"]
 
 
 # A graph takes seconds to make, so that all which needs the real compiler's stands in one test for each.

@@ -31,6 +31,8 @@ from verl_clipx.run.keys import (
     DISTILLATION,
     DISTILLATION_COEFFICIENT,
     DISTILLATION_LOSS,
+    IS_NORMALIZE,
+    IS_THRESHOLD,
     LOSS_TYPE,
     NOT_IN_VERL,
     READ_BY_VERL,
@@ -38,10 +40,9 @@ from verl_clipx.run.keys import (
     ROLLOUT_IS,
     ROLLOUT_RS,
     ROWS,
+    RS_THRESHOLD,
     TAKEN,
     TASK_REWARDS,
-    WITH_ROLLOUT_IS,
-    WITH_ROLLOUT_RS,
     row_of,
 )
 from verl_clipx.run.schedule import Schedule
@@ -98,10 +99,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     f"{ACTOR}.strategy": ("fsdp", "fsdp2"),
     BYPASS: (True, True, False),
     ROLLOUT_IS: ("token", "sequence"),
-    WITH_ROLLOUT_IS[0]: (2.0, 1.1),
-    WITH_ROLLOUT_IS[1]: (True,),
+    IS_THRESHOLD: (2.0, 1.1),
+    IS_NORMALIZE: (True,),
     ROLLOUT_RS: ("seq_mean_k3", "token_k3", "seq_mean_k1", "token_k2,seq_max_k2"),
-    WITH_ROLLOUT_RS[0]: ("0.01", "0.999_1.001", "0.5,0.5", 0.05),
+    RS_THRESHOLD: ("0.01", "0.999_1.001", "0.5,0.5", 0.05),
     LOSS_TYPE: ("ppo_clip", "reinforce"),
     "algorithm.gamma": (0.9,),
     "algorithm.norm_adv_by_std_in_grpo": (False,),
@@ -137,7 +138,7 @@ NOT_DRAWN = {
 
 # The keys that only matter together with others are drawn with them.
 TOGETHER = {
-    ROLLOUT_RS: WITH_ROLLOUT_RS,
+    ROLLOUT_RS: (RS_THRESHOLD,),
     DISTILLATION: (DISTILLATION_LOSS, f"{OF_DISTILLATION}.use_policy_gradient"),
     f"{ACTOR}.use_kl_loss": (f"{ACTOR}.kl_loss_type",),
 }
@@ -230,7 +231,8 @@ def as_the_trainer(config):
     return change
 
 
-OF_WEIGHTS, OF_REJECTION = (ROLLOUT_IS, *WITH_ROLLOUT_IS), (ROLLOUT_RS, *WITH_ROLLOUT_RS)
+OF_WEIGHTS = (ROLLOUT_IS, IS_THRESHOLD, IS_NORMALIZE)
+OF_REJECTION = (ROLLOUT_RS, RS_THRESHOLD)
 
 
 def outcome(number):

@@ -193,6 +193,13 @@ class VerlKey(NamedTuple):
     fallback: str | None = None
     usual_because: str = ""
 
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """The names, and that of the fallback if there is one."""
+        if self.fallback is None:
+            return self.names
+        return (*self.names, self.fallback)
+
 
 # How a parameter limits the gradient weight: as a lower or upper bound on what `Method.bounded` returns, or as a limit
 # beside the bounds. Another word names what it shapes, such as "penalty". A guard acts on extreme numbers alone.
