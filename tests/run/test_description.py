@@ -381,6 +381,7 @@ def test_rank_0_of_the_workers_prints_the_drivers_line(capsys, monkeypatch, rank
         optimizer_step=None,
         infer_batch=None,
         module=None,
+        is_mp_src_rank_with_outputs=lambda: True,
         get_data_parallel_rank=lambda: rank,
         get_data_parallel_size=lambda: 2,
     )
