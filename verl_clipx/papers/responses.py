@@ -31,7 +31,7 @@ def final_part(response: str) -> str | None:
 
 
 def tagged_answer(response: Any, max_length: int) -> str | None:
-    """Return the content of the last `<answer>…</answer>` after a response's thinking.
+    """Return the content of the last `<answer>…</answer>` after a response's thinking. It contains neither tag.
 
     Args:
         response: the response. Anything but a string has no answer.
@@ -43,14 +43,16 @@ def tagged_answer(response: Any, max_length: int) -> str | None:
     text = final_part(response) if isinstance(response, str) else None
     if text is None:
         return None
-    end = text.rfind(END_OF_ANSWER)
-    if end < 0:
+    last_end = text.rfind(END_OF_ANSWER)
+    if last_end < 0:
         return None
-    # The last opening tag before the closing one.
-    opening = text.rfind(ANSWER, 0, end)
+    # The last opening tag that is followed by a closing one.
+    opening = text.rfind(ANSWER, 0, last_end)
     if opening < 0:
         return None
     start = opening + len(ANSWER)
+    # The first closing tag after it. More may follow.
+    end = text.find(END_OF_ANSWER, start)
     if end - start > max_length:
         return None
     return text[start:end]
