@@ -76,10 +76,11 @@ def compute_score_of_last_answer(
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """Raise ValueError unless the ground truth is a text of digits.
+    """Raise ValueError unless the ground truth is a text of ASCII digits.
 
     Args:
         data_source: makes no difference. See `verl_clipx.papers.tasks.reward.check_ground_truth`.
     """
-    if not isinstance(ground_truth, str) or not ground_truth.isdecimal():
+    is_number = isinstance(ground_truth, str) and ground_truth.isascii() and ground_truth.isdecimal()
+    if not is_number:
         raise ValueError(f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): sums need the sum as text")
