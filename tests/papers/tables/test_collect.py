@@ -266,6 +266,14 @@ def test_a_validation_with_another_number_of_samples_is_missing(tmp_path, valida
     assert any(f"no {ACCURACY} in metrics.jsonl" in line for line in missing)
 
 
+def test_a_mean_over_a_part_of_the_questions_is_no_validation(tmp_path, validation_file):
+    # verl logs these if some of the questions have eight samples and the others four. The second is of the others only.
+    of_unequal_samples = {20: {"val-core/b/acc/mean@8": 0.5, "val-aux/b/acc/mean@4": 0.9}}
+    write_run(tmp_path, GRPO, 1, of_unequal_samples, **{"data.val_files": str(validation_file)})
+    missing = collect_results(make_table_of_one_cell(VALIDATION), tmp_path)["missing"]
+    assert any(f"no {ACCURACY} in metrics.jsonl" in line for line in missing)
+
+
 def test_the_best_validation_is_found_in_a_log_whose_last_line_was_cut_off(tmp_path, validation_file):
     validations = {0: {ACCURACY: 0.1}, 10: {ACCURACY: 0.7}, 20: {ACCURACY: 0.6}}
     folder = write_run(tmp_path, GRPO, 1, validations, **{"data.val_files": str(validation_file)})

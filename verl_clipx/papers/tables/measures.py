@@ -148,37 +148,38 @@ def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
     Raises:
         MissingNumber: there is no validation with this number of samples a question.
     """
-    # verl logs the mean over all samples of a question in the first section, and means over fewer in the second.
-    names = [f"{section}/{data_source}/acc/mean@{samples}" for section in ("val-core", "val-aux")]
-    accuracies = []
-    for logged in run.metrics.values():
-        accuracies += [logged[name] for name in names if name in logged]
+    # If questions have different numbers of samples, verl logs a mean for each number, over the questions that have it.
+    # That of the largest number is in the section val-core, and the others are in val-aux, which is not read.
+    name = f"val-core/{data_source}/acc/mean@{samples}"
+    accuracies = [logged[name] for logged in run.metrics.values() if name in logged]
     if not accuracies:
-        raise MissingNumber(f"no {names[0]} in metrics.jsonl; check that {VALIDATION_SAMPLES} is {samples}")
+        raise MissingNumber(f"no {name} in metrics.jsonl; check that {VALIDATION_SAMPLES} is {samples}")
     return max(accuracies)
 
 
-def check_validated_questions(run: RunFolder, data_source: str, questions: int) -> None:
-    """Refuse a run that was validated on another number of questions of a data source than the table says.
+def check_validated_questions(run: RunFolder, data_source: str, expected_count: int) -> None:
+    """Check that a run's validation files have as many questions of a data source as the table says.
 
-    A run whose validation files are not on this machine is not checked.
+    Nothing is checked if the run has no validation files, or if one of them is not on this machine.
 
     Args:
-        questions: the number that the table says.
+        expected_count: the number of questions of `data_source` that the table says.
 
     Raises:
-        ValueError: the numbers differ; the message has both.
+        ValueError: the numbers differ, and the message has both; or a file is not a Parquet file with the column
+            `data_source`.
     """
     paths = [Path(path) for path in run.run_record.validation.paths]
     if not paths or not all(path.is_file() for path in paths):
         return
-    validated = 0
+    validated_count = 0
     for path in paths:
         data_sources = read_table(path, ["data_source"])["data_source"].to_pylist()
-        validated += data_sources.count(data_source)
-    if validated != questions:
+        validated_count += data_sources.count(data_source)
+    if validated_count != expected_count:
         raise ValueError(
-            f"{VALIDATION_FILES}: the table says {questions} questions of {data_source}, the files have {validated}"
+            f"{VALIDATION_FILES}: the table says {expected_count} questions of {data_source}, the files have "
+            f"{validated_count}"
         )
 
 
@@ -203,7 +204,7 @@ def mean_time(run: RunFolder, timers: dict[str, float], first: int, last: int) -
 
 
 def logged_values(run: RunFolder, metric: str) -> list[float]:
-    """Return the values of a metric that a run logged, in the order of the steps, at least one.
+    """Return a metric's logged values in the order of the steps. There is at least one.
 
     Raises:
         MissingNumber: no step has the metric.
