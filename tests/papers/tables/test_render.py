@@ -69,6 +69,14 @@ def test_what_rounds_to_zero_has_no_minus():
     assert "(+0.0)" in render_with_changes({0: {"mean": 39.99, "difference": -0.01}})
 
 
+def test_a_model_that_is_only_evaluated_is_no_training_and_has_no_commit():
+    evaluated = {"preset": None, "seed": None, "commit": None, "versions": {"vllm": "0.12"}}
+    text = render(TABLE, RESULTS | {"runs": [RESULTS["runs"][0], evaluated]})
+    assert "\nTrainings: 1, seeds 1.\n\nVersions: verl 0.9.1, vllm 0.12.\n\nCommit of 1 training: abc.\n" in text
+    assert "not recorded" not in text
+    assert "Commit of" not in render(TABLE, RESULTS | {"runs": [evaluated]})
+
+
 def test_a_cell_that_was_not_measured_has_no_measured_number_in_json():
     cells = {(cell["row"], cell["column"]): cell["measured"] for cell in cells_of(TABLE, RESULTS)}
     measured = {(cell["row"], cell["column"]): cell for cell in RESULTS["cells"] if "mean" in cell}

@@ -129,13 +129,17 @@ def _build_cell(table: Table, row: Row, column: Column, cell: Mapping[str, Any],
         measured += f" ({printed(cell['difference'], digits, sign='+')})"
     # A model that is only evaluated has no seed.
     if shows_seeds and cell["interval"] and cell["seeds"]:
-        measured += f", {_count_seeds(len(cell['seeds']))}"
+        measured += f", {_count_nouns(len(cell['seeds']), 'seed')}"
     return Cell(plain=expected, bold=measured)
 
 
-def _count_seeds(count: int) -> str:
-    """Return a number of seeds in words."""
-    return "1 seed" if count == 1 else f"{count} seeds"
+def _count_nouns(count: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 seed" or "2 seeds".
+
+    Args:
+        noun: the noun in the singular. An s makes its plural.
+    """
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _lines_below(table: Table, results: Mapping[str, Any] | None, cells: list[Mapping[str, Any]]) -> list[str]:
@@ -167,8 +171,8 @@ def _lines_below(table: Table, results: Mapping[str, Any] | None, cells: list[Ma
             seed_count = 0 if cell["interval"] == QUESTIONS else len(cell["seeds"])
             cell_counts[seed_count, cell["interval"]] += 1
     for (seed_count, interval), cell_count in sorted(cell_counts.items()):
-        of_cells = "1 cell" if cell_count == 1 else f"{cell_count} cells"
-        lines.append(f"95 % intervals of {of_cells}: {_describe_interval(interval, seed_count)}.")
+        description = _describe_interval(interval, seed_count)
+        lines.append(f"95 % intervals of {_count_nouns(cell_count, 'cell')}: {description}.")
     if results:
         lines += _provenance_lines(results)
     return lines
@@ -183,19 +187,28 @@ def _describe_interval(interval: str, seed_count: int) -> str:
     """
     if interval == QUESTIONS:
         return "Student's t over questions"
-    seeds = _count_seeds(seed_count)
+    seeds = _count_nouns(seed_count, "seed")
     if interval == SHARE:
         return f"Clopper and Pearson's exact interval for the share of trainings that collapsed, with {seeds}"
     return f"Student's t over {seeds}"
 
 
 def _provenance_lines(results: Mapping[str, Any]) -> list[str]:
-    """Return lines that say which runs, versions and commits the numbers come from."""
+    """Return the lines on the origin of the numbers.
+
+    They have the trainings with their seeds, the versions, the commits of the trainings and of the collection, and how
+    many runs or evaluations were refused.
+
+    Args:
+        results: from `collect`.
+    """
     lines = []
-    trained = [run for run in results["runs"] if run["preset"]]
-    if trained:
-        seeds = sorted({run["seed"] for run in trained if run["seed"] is not None})
-        lines.append(f"Runs: {len(trained)}, seeds {', '.join(map(str, seeds)) or 'not recorded'}.")
+    # The other runs are models that nothing trained. They are only evaluated, and an evaluation records no commit.
+    trainings = [run for run in results["runs"] if run["preset"]]
+    if trainings:
+        seeds = sorted({run["seed"] for run in trainings if run["seed"] is not None})
+        seed_list = ", ".join(str(seed) for seed in seeds) or "not recorded"
+        lines.append(f"Trainings: {len(trainings)}, seeds {seed_list}.")
     versions = set()
     for run in results["runs"]:
         for package, version in run["versions"].items():
@@ -203,32 +216,36 @@ def _provenance_lines(results: Mapping[str, Any]) -> list[str]:
                 versions.add(f"{package} {version}")
     if versions:
         lines.append(f"Versions: {', '.join(sorted(versions))}.")
-    runs_by_commit = Counter(run["commit"] or "not recorded" for run in results["runs"])
-    for commit, run_count in sorted(runs_by_commit.items()):
-        of_runs = "1 run" if run_count == 1 else f"{run_count} runs"
-        lines.append(f"Commit of {of_runs}: {commit}.")
+    trainings_by_commit = Counter(run["commit"] or "not recorded" for run in trainings)
+    for commit, training_count in sorted(trainings_by_commit.items()):
+        lines.append(f"Commit of {_count_nouns(training_count, 'training')}: {commit}.")
     lines.append(f"Collected at commit {results['collected_with']['commit'] or 'not recorded'}.")
-    refused = len(results["refused"])
-    if refused == 1:
+    refused_count = len(results["refused"])
+    if refused_count == 1:
         lines.append("1 run or evaluation was refused; the results file says why.")
-    elif refused:
-        lines.append(f"{refused} runs or evaluations were refused; the results file says why.")
+    elif refused_count > 1:
+        lines.append(f"{refused_count} runs or evaluations were refused; the results file says why.")
     return lines
 
 
 def _as_markdown(page: Page) -> str:
-    """Return a page in Markdown."""
-    headings = [_markdown_heading(name, footnote_marks) for name, footnote_marks in page.head]
-    # The first column has the names of the rows, and no heading.
-    lines = [f"### {page.title}", "", f"| {_markdown_row(headings)}", "|---" * (1 + len(headings)) + "|"]
+    """Return a page in Markdown. It ends with a line break."""
+    # The first column has the names of the rows. Its own heading is empty.
+    head = "|"
+    rule = "|---|"
+    for name, footnote_marks in page.head:
+        head += f" | {_markdown_heading(name, footnote_marks)}"
+        rule += "---|"
+    lines = [f"### {page.title}", "", f"{head} |", rule]
     for name, footnote_marks, cells in page.rows:
-        heading = _markdown_heading(name, footnote_marks)
-        lines.append(_markdown_row([heading, *map(_markdown_cell, cells)]))
+        texts = [_markdown_heading(name, footnote_marks)]
+        texts += [_markdown_cell(cell) for cell in cells]
+        lines.append(_markdown_row(texts))
     for paragraph in page.below:
         lines += ["", paragraph]
     for mark, note in page.footnotes:
         lines += ["", f"<sup>{mark}</sup> {note}"]
-    return "\n".join([*lines, ""])
+    return "\n".join(lines) + "\n"
 
 
 def _markdown_heading(name: str, footnote_marks: tuple[str, ...]) -> str:
