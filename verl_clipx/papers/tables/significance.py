@@ -41,7 +41,7 @@ def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -
 
     Returns:
         For each comparison a dictionary of JSON values: the names of `row`, `baseline` and `column`, and the fields of
-        `Comparison`. There, the baseline comes first.
+        `Comparison`, of which `first` is the baseline's number and `second` the row's.
     """
     comparisons = []
     for row in table.rows:
@@ -62,15 +62,20 @@ def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -
 
 
 def _compare_collapses(base: Iterable[Value], ours: Iterable[Value], factor: float) -> Comparison:
-    """Compare the shares of trainings that collapsed.
+    """Compare a row with its baseline by the share of trainings that collapsed.
 
     Args:
-        base, ours: for each training a number that is positive if it collapsed, and 0 if it did not.
+        base, ours: of the baseline and of the row, for each training a number that is positive if it collapsed, and 0
+            if it did not. The unit of the number makes no difference.
         factor: the factor that turns shares into the table's unit.
+
+    Returns:
+        The comparison, with the shares and their difference in the table's unit.
     """
-    base_collapsed = [bool(value.mean) for value in base]
-    ours_collapsed = [bool(value.mean) for value in ours]
-    comparison = compare_shares(base_collapsed, ours_collapsed)
+    base_collapsed = [value.mean > 0 for value in base]
+    our_collapsed = [value.mean > 0 for value in ours]
+    comparison = compare_shares(base_collapsed, our_collapsed)
+    # These are all its numbers that have a unit: `compare_shares` gives no interval and no standard error.
     return replace(
         comparison,
         first=factor * comparison.first,
@@ -207,11 +212,14 @@ def _lines_below(comparisons: Collection[Comparison], baselines: Iterable[str]) 
     if intervals:
         lines.append(f"95 % intervals {', '.join(intervals)}. They are not corrected for the number of methods.")
         # A caution that holds for several comparisons is printed once.
-        cautions: dict[str, None] = {}
+        cautions: list[str] = []
         for comparison in with_interval:
-            caution_text = caution(min(comparison.seeds)) if comparison.verdict else ""
-            if caution_text:
-                cautions[caution_text] = None
+            # An interval over questions alone says nothing about the methods, so it needs no caution.
+            if comparison.verdict is None:
+                continue
+            caution_text = caution(min(comparison.seeds))
+            if caution_text is not None and caution_text not in cautions:
+                cautions.append(caution_text)
         lines += [f"{caution_text}." for caution_text in cautions]
     if any(map(_has_test_of_shares, comparisons)):
         lines.append("Shares of collapsed trainings: Boschloo's exact test.")

@@ -185,9 +185,9 @@ def _print_collected(
         results_path: the file of the results.
     """
     rows = table.chosen_rows(row_names)
-    names = {row.name for row in rows}
-    # The results may also have the difference of two chosen rows, which is a row that was not chosen.
-    measured = sum("mean" in cell for cell in results["cells"] if cell["row"] in names)
+    counted_names = {row.name for row in rows}
+    # The difference of two chosen rows may also have a number. If its own row was not chosen, it is not counted.
+    measured = sum("mean" in cell for cell in results["cells"] if cell["row"] in counted_names)
     measurable = table.count_measurable(rows)
     console.print_line(f"{measured} of {measurable} cells from {len(results['runs'])} runs: {results_path}")
     if row_names:
