@@ -68,7 +68,7 @@ def compute_score(
         `format`: 1.0 if each of the four tags occurs exactly once, in order.
         `parsed`: 1.0 if the form is right and the answer names the kind of each person.
     """
-    text = _from_think_on(solution_str, think_in_prompt) if isinstance(solution_str, str) else ""
+    text = _complete_response(solution_str, think_in_prompt) if isinstance(solution_str, str) else ""
     tag_positions = [text.find(tag) for tag in TAGS]
     has_right_form = all(text.count(tag) == 1 for tag in TAGS) and tag_positions == sorted(tag_positions)
     truth = _parse_truth(ground_truth)
@@ -105,8 +105,10 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
         )
 
 
-def _from_think_on(text: str, think_in_prompt: bool | None) -> str:
-    """Return the response with the `<think>` that its prompt has ended with; the module's docstring has the rules.
+def _complete_response(text: str, think_in_prompt: bool | None) -> str:
+    """Return a response without its prompt, or with a `<think>` in front if its prompt ended with one.
+
+    The module's docstring has the rules.
 
     Args:
         text: the response, or prompt and response.
@@ -126,16 +128,19 @@ def _parse_answer(text: str, truth: Mapping[str, str]) -> dict[str, str] | None:
     """Return the kind that an answer gives each person of the truth, by the person's name in small letters.
 
     Returns:
-        None if somebody is missing, or if the words "knight" and "knave" do not occur exactly as often as there are
-        people. An answer that names both kinds of a person therefore does not count.
+        None if the truth names nobody, if the answer is longer than `MAX_ANSWER_LENGTH`, or if it lacks somebody's
+        kind. Also None if "knight" and "knave" do not occur exactly as often as there are people; they count within
+        words, too. An answer that names both kinds of a person therefore does not count.
     """
-    if not truth or len(text) > MAX_ANSWER_LENGTH or len(_KIND_WORD.findall(text)) != len(truth):
+    if not truth or len(text) > MAX_ANSWER_LENGTH:
         return None
-    # In reverse, so that the first mention of a name replaces later ones.
-    claimed = {name.lower(): kind.lower() for name, kind in reversed(_KIND.findall(text))}
-    if not truth.keys() <= claimed.keys():
+    kind_word_count = len(_KIND_WORD.findall(text))
+    if kind_word_count != len(truth):
         return None
-    return {name: claimed[name] for name in truth}
+    claimed = {name.lower(): kind.lower() for name, kind in _KIND.findall(text)}
+    if claimed.keys() != truth.keys():
+        return None
+    return claimed
 
 
 def _parse_truth(ground_truth: Any) -> dict[str, str]:
