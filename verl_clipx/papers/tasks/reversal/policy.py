@@ -99,15 +99,26 @@ def main(
     """
 
     def prepare() -> tuple[Path, list[Row]]:
-        fits = _prepare_fits(seed, min_length, max_length, carelessness)
+        fits = _build_fits(seed, min_length, max_length, carelessness)
         held_out = build_rows(generate_texts(NUM_HELD_OUT, seed, "test", min_length, max_length), "test")
         return warm_start(fits, cache, num_threads), held_out
 
     print_policy(prepare, seed, compute_score, max_new_tokens=max_length + MAX_TOKENS_AROUND_ANSWER)
 
 
-def _prepare_fits(seed: int, min_length: int, max_length: int, carelessness: float) -> list[Fit]:
-    """Return all fits in their order. Each fit to the same examples has another seed, and so another order of them."""
+def _build_fits(seed: int, min_length: int, max_length: int, carelessness: float) -> list[Fit]:
+    """Return the fits to short, to long and to careless examples, in this order.
+
+    Args:
+        seed: the seed of all examples, and of the first fit to each kind of them.
+        min_length, max_length: the range of the length of the careless examples' texts, in letters. With `max_length`
+            up to SHORT_MAX_LENGTH, there are no fits to long examples.
+        carelessness: see `build_examples`.
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    # Fits to the same examples have different seeds, so that each gets them in another order.
     fits = []
     short_examples = build_examples(NUM_SHORT_EXAMPLES, seed, SHORT_MIN_LENGTH, SHORT_MAX_LENGTH)
     for number in range(NUM_SHORT_FITS):
