@@ -55,7 +55,9 @@ def compute_score_for_evaluation(
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """Raise ValueError for a ground truth that no answer can match. Every response to it would silently score 0.
+    """Check that the reward of a data source's task can use a ground truth.
+
+    With one that it cannot use, every response to the question would silently count as wrong.
 
     Raises:
         ValueError: the task's reward cannot use the ground truth, or the data source is unknown.
@@ -81,15 +83,15 @@ def reward_of(data_source: str, for_evaluation: bool = False) -> Reward:
 
 def _reward_module_of(data_source: str) -> ModuleType:
     """Return the module with the rewards of a data source's task; see `reward_of`."""
-    task_of = {
-        **{name: definition.task for name, definition in definitions().items()},
-        **{task: task for task in TASKS},
-        # The data source of Countdown's rows whose prompt asks for a box. It is neither a task nor a data set.
-        "countdown_boxed": "countdown",
-    }
-    if data_source not in task_of:
+    # A data source is the name of a data set or of a task.
+    task_by_source = {name: definition.task for name, definition in definitions().items()}
+    for task in TASKS:
+        task_by_source[task] = task
+    # This one is neither: Countdown's rows have it if their prompt asks for a box.
+    task_by_source["countdown_boxed"] = "countdown"
+    if data_source not in task_by_source:
         raise ValueError(
-            f"data_source={data_source!r} has no reward; known are {', '.join(sorted(task_of))}. For your own rows, "
-            "name your reward in reward.custom_reward_function"
+            f"data_source={data_source!r} has no reward; known are {', '.join(sorted(task_by_source))}. For your own "
+            "rows, name your reward in reward.custom_reward_function"
         )
-    return import_module(f"verl_clipx.papers.tasks.{task_of[data_source]}.reward")
+    return import_module(f"verl_clipx.papers.tasks.{task_by_source[data_source]}.reward")
