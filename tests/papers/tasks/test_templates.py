@@ -21,5 +21,5 @@ def test_every_letter_is_as_it_was():
 def test_wrong_fields_and_names_are_named(fields):
     with pytest.raises(ValueError, match=r"^template 'r1_base' takes the fields \['problem'\], not "):
         template_named("r1_base").render(**fields)
-    with pytest.raises(ValueError, match=r"^prompt='r1' is not a template; there are r1_base, boxed_step_by_step"):
+    with pytest.raises(ValueError, match=r"^template 'r1' is unknown\. There are r1_base, boxed_step_by_step"):
         template_named("r1")

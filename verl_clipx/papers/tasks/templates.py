@@ -43,11 +43,13 @@ class PromptTemplate:
         Raises:
             ValueError: a field is missing or unknown; the message names the template and its fields.
         """
-        known: dict[str, None] = {}
+        field_names: list[str] = []
         for _, text in self.messages:
-            known |= dict.fromkeys(_FIELD.findall(text))
-        if set(fields) != set(known):
-            raise ValueError(f"template {self.name!r} takes the fields {list(known)}, not {sorted(fields)}")
+            for field_name in _FIELD.findall(text):
+                if field_name not in field_names:
+                    field_names.append(field_name)
+        if set(fields) != set(field_names):
+            raise ValueError(f"template {self.name!r} takes the fields {field_names}, not {sorted(fields)}")
         rendered = []
         for role, text in self.messages:
             content = _FIELD.sub(lambda match: str(fields[match[1]]), text)
@@ -71,11 +73,11 @@ TEMPLATES = {name: _build_template(name, entry) for name, entry in yaml.safe_loa
 
 
 def template_named(name: str) -> PromptTemplate:
-    """Return the template of that name.
+    """Return the template of a name.
 
     Raises:
-        ValueError: there is none; the message lists the names of all.
+        ValueError: no template has this name; the message lists the names of all templates.
     """
     if name not in TEMPLATES:
-        raise ValueError(f"prompt={name!r} is not a template; there are {', '.join(TEMPLATES)}")
+        raise ValueError(f"template {name!r} is unknown. There are {', '.join(TEMPLATES)}")
     return TEMPLATES[name]
