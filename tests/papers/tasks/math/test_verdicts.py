@@ -130,12 +130,17 @@ def test_a_pair_is_compared_once_and_numbers_need_no_process():
     ],
 )
 def test_a_text_that_would_be_misread_is_read_once_and_the_message_says_why(monkeypatch, text, message):
-    checked = []
+    calls = []
     check_tree = comparison.check_tree
-    monkeypatch.setattr(comparison, "check_tree", lambda *given: checked.append(given) or check_tree(*given))
+
+    def check_and_count(*arguments):
+        calls.append(arguments)
+        return check_tree(*arguments)
+
+    monkeypatch.setattr(comparison, "check_tree", check_and_count)
     with pytest.raises(ValueError, match=message):
         comparison._parse_answer(text)
-    assert len(checked) == 1
+    assert len(calls) == 1
 
 
 LISTS = yaml.safe_load(Path(__file__).with_name("spelling.yaml").read_text(encoding="utf-8"))
