@@ -9,4 +9,6 @@ def assert_names(message: str, *facts: str) -> None:
     for fact in facts:
         if not re.search(rf"(?<![\w.-]){re.escape(fact)}(?!\w|\.\d)", message):
             missing.append(fact)
-    assert not missing, f"{missing} not in: {message}"
+    # Of a whole page the beginning tells which one it is.
+    shown = message if len(message) < 3000 else f"{message[:300]} …"
+    assert not missing, f"{missing} not in: {shown}"
