@@ -225,8 +225,8 @@ def test_a_paper_that_averages_over_all_tokens_is_named_under_a_mean_of_sequence
     ],
 )
 def test_stale_samples_that_nothing_corrects_are_named(overrides):
-    part = find_part(line_of(f"+clipx={overrides}"), "staleness")
-    assert_names(part, "not corrected", "staleness", "rollout engine")
+    part = find_part(line_of(f"+clipx={overrides}"), "stale samples")
+    assert_names(part, "corrected neither", "stale samples", "rollout engine")
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_stale_samples_that_nothing_corrects_are_named(overrides):
     ],
 )
 def test_samples_that_are_corrected_or_not_stale_are_not_named(overrides):
-    assert "staleness" not in line_of(f"+clipx={overrides}")
+    assert "stale samples" not in line_of(f"+clipx={overrides}")
 
 
 def test_verls_switch_of_torch_compile_reaches_auto_and_nothing_else():
