@@ -10,7 +10,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from verl_clipx.losses.base.method import NODE
-from verl_clipx.losses.base.refusal import ABSENT, Refusal, did_you_mean
+from verl_clipx.losses.base.refusal import NO_VALUE, Refusal, did_you_mean
 from verl_clipx.losses.configs_folder import configs_folder
 from verl_clipx.losses.groups import group_names, group_settings, swap_by
 from verl_clipx.losses.modifiers import MODIFIERS
@@ -116,7 +116,7 @@ def candidates_of(words: list[str]) -> list[Candidate]:
             if len(groups) > 1:
                 raise Refusal(
                     key=word,
-                    value=ABSENT,
+                    value=NO_VALUE,
                     reason="this word names several methods",
                     advice=f"Write a word for each: {swap_by('acpo')} {swap_by('bapo')}.",
                 )
@@ -125,7 +125,7 @@ def candidates_of(words: list[str]) -> list[Candidate]:
         if not candidates:
             raise Refusal(
                 key=word,
-                value=ABSENT,
+                value=NO_VALUE,
                 reason="this setting comes before any method",
                 advice=f"Name a method first, for example {swap_by('acpo')}.",
             )
@@ -138,7 +138,7 @@ def candidates_of(words: list[str]) -> list[Candidate]:
         else:
             raise Refusal(
                 key=word,
-                value=ABSENT,
+                value=NO_VALUE,
                 reason="this is not a setting of the plugin",
                 advice=f"Write {swap_by('GROUP')}, +{NODE}/MODIFIER=GROUP or {NODE}.PARAMETER=VALUE.",
             )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from verl_clipx.losses.base.method import NODE, Method
 from verl_clipx.losses.base.parameters import BESIDE, GUARD, HIGH, LOW
-from verl_clipx.losses.base.refusal import written
+from verl_clipx.losses.base.refusal import format_exactly
 from verl_clipx.losses.groups import OBSERVE, SWAP_GUARD, own_settings
 from verl_clipx.run import keys
 from verl_clipx.run.config import Observe, Settings
@@ -276,7 +276,7 @@ def describe_method(loss_mode: str, settings: Settings, record: RunRecord, unuse
         ratio = f"{ratio_reference}, which {source}"
     taken = {}
     for parameter, verl_key in record.loss.taken.items():
-        taken[parameter] = f"{verl_key['key']}={written(verl_key['given'])}"
+        taken[parameter] = f"{verl_key['key']}={format_exactly(verl_key['given'])}"
     return LossInWords(
         in_line=f"{', '.join(in_line)}{unconstrained}",
         ratio_reference=ratio_reference,
@@ -342,7 +342,7 @@ def describe_keys(values: dict[str, Any]) -> str:
     """Return keys of verl's, by their names below the actor, with their values; empty if there are none."""
     if not values:
         return ""
-    return f"verl's {', '.join(f'{key}={written(value)}' for key, value in values.items())}"
+    return f"verl's {', '.join(f'{key}={format_exactly(value)}' for key, value in values.items())}"
 
 
 def describe_distillation(terms: Terms) -> str | None:
@@ -699,12 +699,12 @@ def describe_differences(settings: Settings, record: RunRecord, group_values: di
         group_value_in_words = format_value(group_value)
         if value_in_words == group_value_in_words:
             # The two numbers differ only after their sixth digit.
-            value_in_words = written(value)
-            group_value_in_words = written(group_value)
+            value_in_words = format_exactly(value)
+            group_value_in_words = format_exactly(group_value)
         source = ""
         verl_key = record.loss.taken.get(name)
         if verl_key:
-            source = f"; from {keys.ACTOR}.{verl_key['key']}={written(verl_key['given'])}"
+            source = f"; from {keys.ACTOR}.{verl_key['key']}={format_exactly(verl_key['given'])}"
         elif name == "compile" and value is False and record.loss.uncompiled_by:
             source = f"; from {record.loss.uncompiled_by}=False"
         elif name in settings.method.solved_parameters:
@@ -728,7 +728,7 @@ def format_value(value: Any) -> str:
     None and booleans are written as in YAML: null, true, false. A float has at most six significant digits. A
     dataclass, such as a modifier, is written as the name of its class with its parameters in brackets.
 
-    A value that a reader may copy into a command needs all its digits: use `written` for it.
+    A value that a reader may copy into a command needs all its digits: use `format_exactly` for it.
     """
     if value is None:
         return "null"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_reference_policy
 
-from verl_clipx.losses.base.refusal import written
+from verl_clipx.losses.base.refusal import format_exactly
 from verl_clipx.run.keys import (
     ACTOR,
     DEVICES_A_NODE,
@@ -85,10 +85,10 @@ def wrong_numbers(config: DictConfig) -> list[str]:
     messages = []
     for key, value in values.items():
         if type(value) is not int or value < 1:
-            messages.append(f"{key}={written(value)}: must be a whole number above 0.")
+            messages.append(f"{key}={format_exactly(value)}: must be a whole number above 0.")
     shard = OmegaConf.select(config, FSDP_SIZE)
     if type(shard) is not int:
-        messages.append(f"{FSDP_SIZE}={written(shard)}: must be a whole number; -1 stands for all GPUs.")
+        messages.append(f"{FSDP_SIZE}={format_exactly(shard)}: must be a whole number; -1 stands for all GPUs.")
     return messages
 
 

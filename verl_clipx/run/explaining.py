@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.common.secrets import redact
 from verl_clipx.losses.base.method import NODE
-from verl_clipx.losses.base.refusal import Refusal, written
+from verl_clipx.losses.base.refusal import Refusal, format_exactly
 from verl_clipx.run.config import clip_range
 from verl_clipx.run.description import (
     IF_IT_CLIPS,
@@ -85,7 +85,7 @@ def answer(config: DictConfig, *, named: Collection[str] = (), group: str | None
     except ValueError as error:
         errors = error.all if isinstance(error, Refusal) else [error]
         return Description(
-            f"{written(loss_mode)}, refused",
+            f"{format_exactly(loss_mode)}, refused",
             loss_mode,
             of_the_plugin=NODE in config,
             stops=[str(part) for part in errors],
@@ -107,7 +107,7 @@ def answer(config: DictConfig, *, named: Collection[str] = (), group: str | None
     if resolved is None:
         what_acts = "clipping" if loss_mode == "vanilla" else IF_IT_CLIPS
         return Description(
-            f"{written(loss_mode)}, verl's own loss; the plugin has no part in this run",
+            f"{format_exactly(loss_mode)}, verl's own loss; the plugin has no part in this run",
             loss_mode,
             bounds=describe_bounds_of_verl(record.loss),
             updates=describe_updates(record, what_acts, in_full=True),
@@ -134,7 +134,7 @@ def answer(config: DictConfig, *, named: Collection[str] = (), group: str | None
 def describe_bounds_of_verl(loss: Loss) -> str:
     """Return the bounds of verl's own loss in words. The plugin knows only those of vanilla, verl's default loss."""
     if loss.mode != "vanilla":
-        return f"those of verl's own loss {written(loss.mode)}, which the plugin does not know"
+        return f"those of verl's own loss {format_exactly(loss.mode)}, which the plugin does not know"
     for side in ("low", "high"):
         key = f"clip_ratio_{side}"
         if loss.widths.get(key) is None:
@@ -142,11 +142,11 @@ def describe_bounds_of_verl(loss: Loss) -> str:
             key = "clip_ratio"
         width = loss.widths.get(key)
         if not is_number(width):
-            return f"none: verl stops at {key}={written(width)}, which is no number"
+            return f"none: verl stops at {key}={format_exactly(width)}, which is no number"
     bounds = f"ratio {describe_interval(*clip_range(loss.widths))}"
     dual_clip = loss.widths.get("clip_ratio_c")
     if not is_number(dual_clip):
-        return f"{bounds}; clip_ratio_c {written(dual_clip)}, at which verl stops"
+        return f"{bounds}; clip_ratio_c {format_exactly(dual_clip)}, at which verl stops"
     return f"{bounds}; clip_ratio_c {dual_clip:g}"
 
 
@@ -193,7 +193,7 @@ def describe_uncounted(config: DictConfig) -> str | None:
     uncounted_keys = counted_nothing(config)
     if not uncounted_keys:
         return None
-    given = " and ".join(f"{key}={written(OmegaConf.select(config, key))}" for key in uncounted_keys)
+    given = " and ".join(f"{key}={format_exactly(OmegaConf.select(config, key))}" for key in uncounted_keys)
     numbers = " ".join(f"{key}=N" for key in uncounted_keys)
     return (
         f"{given}: 0 was counted here. Where the run starts it is counted again, and whether batches divide depends "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.losses.base.parameters import NODE
-from verl_clipx.losses.base.refusal import Refusal, written
+from verl_clipx.losses.base.refusal import Refusal, format_exactly
 from verl_clipx.losses.groups import OBSERVE, swap_by
 from verl_clipx.run.sampling import Correction, Sampling
 
@@ -386,7 +386,7 @@ def refuse_with_verl(correct: Callable, values: Values, key: str, threshold: str
     try:
         correct(torch.zeros(2, 2), torch.ones(2, 2), **arguments)
     except (ValueError, TypeError) as error:
-        reason = f"with {threshold}={written(values[threshold])} verl's rollout correction refuses it: {error}"
+        reason = f"with {threshold}={format_exactly(values[threshold])} verl's rollout correction refuses it: {error}"
         yield Refusal(key, values[key], reason.rstrip("."), f"Change it, or set {key}=null.")
 
 
@@ -805,7 +805,7 @@ def refuse_wrong_ratio(values: Values, node: "Settings | Observe") -> Iterator[R
     if mismatch is None or ratio_setting is None:
         return
     key = next(iter(mismatch.settings))
-    other_settings = [f"{name}={written(value)}" for name, value in mismatch.settings.items() if name != key]
+    other_settings = [f"{name}={format_exactly(value)}" for name, value in mismatch.settings.items() if name != key]
     yield Refusal(
         key=key,
         value=mismatch.settings[key],

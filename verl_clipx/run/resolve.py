@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.common.secrets import redact
 from verl_clipx.losses.base.method import NODE
-from verl_clipx.losses.base.refusal import ABSENT, Refusal, did_you_mean, refuse
+from verl_clipx.losses.base.refusal import NO_VALUE, Refusal, did_you_mean, raise_refusals
 from verl_clipx.losses.configs_folder import configs_folder
 from verl_clipx.losses.groups import swap_by
 from verl_clipx.run.config import NODES, Observe, Settings
@@ -77,13 +77,13 @@ def resolve(config: DictConfig, *, named: Collection[str] = (), group: str | Non
     node = OmegaConf.select(config, POLICY_LOSS)
     if node is None:
         return None
-    refuse(refuse_misspelt_keys(config))
+    raise_refusals(refuse_misspelt_keys(config))
     if NODE not in node:
         # The plugin has no part in the run, unless loss_mode names a loss of its own.
-        refuse([refusal_without_group(node.loss_mode)])
+        raise_refusals([refusal_without_group(node.loss_mode)])
         return None
-    refuse(refuse_overwritten_nodes(config, node))
-    refuse(refuse_missing_values(node[NODE]))
+    raise_refusals(refuse_overwritten_nodes(config, node))
+    raise_refusals(refuse_missing_values(node[NODE]))
     given_settings = build_target(node[NODE])
     if not isinstance(given_settings, Settings | Observe):
         raise refusal_without_method(given_settings)
@@ -91,7 +91,7 @@ def resolve(config: DictConfig, *, named: Collection[str] = (), group: str | Non
     takeover = Takeover(taken={}, unused={}, refused=[])
     if given_settings.trains:
         takeover = decide_takeover(given_settings.method, values, named)
-    refuse(
+    raise_refusals(
         [
             *refuse_values(values, given_settings),
             *refuse_misplaced_keys(config),
@@ -180,7 +180,7 @@ def refuse_overwritten_nodes(config: DictConfig, node: DictConfig) -> Iterator[R
         is_foreign = name == NODE and OmegaConf.is_interpolation(node, "run") and node[name] != config.get(NODE)
         if not has_target or is_foreign:
             reason = "the plugin fills it from the run's other keys"
-            yield Refusal(key, ABSENT, reason, "Remove what you set there, and set the key that it comes from.")
+            yield Refusal(key, NO_VALUE, reason, "Remove what you set there, and set the key that it comes from.")
 
 
 def refuse_parameters_without_effect(settings: Settings | Observe, named: Collection[str]) -> Iterator[Refusal]:
@@ -236,7 +236,7 @@ def refuse_missing_values(node: DictConfig) -> Iterator[Refusal]:
     """Yield a refusal for each key of a clipx node that its group leaves open."""
     for key in node:
         if OmegaConf.is_missing(node, key):
-            yield Refusal(f"{NODE}.{key}", ABSENT, "its group leaves the value open", f"Set {NODE}.{key}=….")
+            yield Refusal(f"{NODE}.{key}", NO_VALUE, "its group leaves the value open", f"Set {NODE}.{key}=….")
 
 
 def refusal_without_method(node: Any) -> Refusal:
@@ -245,7 +245,7 @@ def refusal_without_method(node: Any) -> Refusal:
     reason = "there is no method"
     if modifiers:
         reason = f"without a method, {', '.join(modifiers)} would be added to nothing"
-    return Refusal(NODE, ABSENT, reason, f"Choose one by its group, for example {swap_by('grpo')}.")
+    return Refusal(NODE, NO_VALUE, reason, f"Choose one by its group, for example {swap_by('grpo')}.")
 
 
 def refuse_misspelt_keys(config: DictConfig) -> Iterator[Refusal]:
@@ -266,7 +266,7 @@ def refuse_misspelt_keys(config: DictConfig) -> Iterator[Refusal]:
             key = f"{NODE}.{next(iter(config[NODE]))}"
         reason = "without a method nothing would read it"
         advice = f"Choose one by its group, as {swap_by('grpo')}."
-        yield Refusal(key, ABSENT, reason, advice)
+        yield Refusal(key, NO_VALUE, reason, advice)
 
 
 def refusal_without_group(loss_mode: Any) -> Refusal | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from verl_clipx.losses.base.method import NODE, Method
 from verl_clipx.losses.base.parameters import VerlKey
-from verl_clipx.losses.base.refusal import Refusal, written
+from verl_clipx.losses.base.refusal import Refusal, format_exactly
 from verl_clipx.run.description import format_value
 from verl_clipx.run.keys import ACTOR, CLIP_KEYS, Values
 
@@ -58,7 +58,7 @@ def decide_takeover(method: Method, values: Values, named: Collection[str] = ())
             value = values[f"{ACTOR}.{key}"]
             first_value = values[f"{ACTOR}.{set_keys[0]}"]
             if value != first_value:
-                reason = f"contradicts {ACTOR}.{set_keys[0]}={written(first_value)}"
+                reason = f"contradicts {ACTOR}.{set_keys[0]}={format_exactly(first_value)}"
                 refused.append(Refusal(f"{ACTOR}.{key}", value, reason, "Remove one of the two."))
                 continue
             converted = convert_setting(method, field, verl_key, key, value, named)
@@ -196,7 +196,7 @@ def convert_setting(
         return Refusal(full_key, given, reason, "Remove one of the two.")
     if verl_key.usual_because and value is not None and not allowed.usual[0] <= value <= allowed.usual[1]:
         # The user may copy this value, so it keeps all its digits.
-        advice = f"Remove it to keep {kept}, or also set {own_key}={written(value)} if you mean it."
+        advice = f"Remove it to keep {kept}, or also set {own_key}={format_exactly(value)} if you mean it."
         return Refusal(full_key, given, f"{would_be}: {verl_key.usual_because}", advice)
     return value
 

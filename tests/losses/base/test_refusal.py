@@ -6,10 +6,10 @@ import pickle
 
 import pytest
 
-from verl_clipx.losses.base.refusal import ABSENT, Refusal, did_you_mean, refuse
+from verl_clipx.losses.base.refusal import NO_VALUE, Refusal, did_you_mean, raise_refusals
 
 WRONG_ALPHA = Refusal("clipx.alpha", -1, "must be a number (at least 0)", "Set it to 3.")
-SHAPING_WITHOUT_METHOD = Refusal("clipx.shaping", ABSENT, "is chosen without a method", "Choose one.")
+SHAPING_WITHOUT_METHOD = Refusal("clipx.shaping", NO_VALUE, "is chosen without a method", "Choose one.")
 
 
 def test_its_text_names_key_value_reason_and_advice():
@@ -19,20 +19,20 @@ def test_its_text_names_key_value_reason_and_advice():
 
 
 def test_all_refusals_are_raised_together_and_each_once():
-    refuse([None])
+    raise_refusals([None])
     with pytest.raises(Refusal) as raised:
-        refuse([None, WRONG_ALPHA, SHAPING_WITHOUT_METHOD, WRONG_ALPHA])
+        raise_refusals([None, WRONG_ALPHA, SHAPING_WITHOUT_METHOD, WRONG_ALPHA])
     assert [refusal.key for refusal in raised.value.all] == ["clipx.alpha", "clipx.shaping"]
     assert str(raised.value) == f"{WRONG_ALPHA}\n{SHAPING_WITHOUT_METHOD}"
 
 
 def test_refusals_survive_pickle():
     with pytest.raises(Refusal) as raised:
-        refuse([WRONG_ALPHA, SHAPING_WITHOUT_METHOD])
+        raise_refusals([WRONG_ALPHA, SHAPING_WITHOUT_METHOD])
     unpickled = pickle.loads(pickle.dumps(raised.value))
     assert str(unpickled) == str(raised.value)
     assert unpickled.value == -1
-    assert unpickled.others[0].value is ABSENT
+    assert unpickled.others[0].value is NO_VALUE
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from verl_clipx.losses.base.refusal import ABSENT, Refusal, did_you_mean
+from verl_clipx.losses.base.refusal import NO_VALUE, Refusal, did_you_mean
 
 # The node of a run's configuration that has the plugin's parameters.
 NODE = "clipx"
@@ -290,7 +290,7 @@ def reject_unknown(given: Iterable[str], known: Iterable[str], node: str, owner:
     for key in given:
         if key not in known:
             hint = did_you_mean(key, known, f"{node}.").strip()
-            value = given[key] if isinstance(given, Mapping) else ABSENT
+            value = given[key] if isinstance(given, Mapping) else NO_VALUE
             raise Refusal(f"{node}.{key}", value, f"is not a parameter of {owner}", hint or LISTED)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-# The value of a refusal that is about a key alone. An ellipsis, because it is the same object after pickling.
-ABSENT = ...
+# The `value` of a refusal whose message shows no value. An ellipsis, because it is the same object after pickling.
+NO_VALUE = ...
 
 
 class Refusal(ValueError):
@@ -13,8 +13,9 @@ class Refusal(ValueError):
 
     Args:
         key: the full key, or the word of a command line, that has to change.
-        value: its value; `ABSENT` if the key alone is wrong.
-        reason: what is wrong, without a full stop. Another key that it names has its value beside it.
+        value: its value; `NO_VALUE` if the message is about the key alone.
+        reason: what is wrong, without a full stop. If it names another key, it gives that key's value too, as
+            key=value.
         advice: what to do, in whole sentences; may be empty if the reason says it.
         others: further refusals of the same configuration.
     """
@@ -33,7 +34,7 @@ class Refusal(ValueError):
         return f"Refusal({str(self)!r})"
 
     def __str__(self) -> str:
-        setting = self.key if self.value is ABSENT else f"{self.key}={written(self.value)}"
+        setting = self.key if self.value is NO_VALUE else f"{self.key}={format_exactly(self.value)}"
         own_line = f"{setting}: {self.reason}. {self.advice}".rstrip()
         return "\n".join([own_line, *map(str, self.others)])
 
@@ -43,29 +44,31 @@ class Refusal(ValueError):
         return (Refusal(self.key, self.value, self.reason, self.advice), *self.others)
 
 
-def refuse(refusals: Iterable[Refusal | None]) -> None:
-    """Raise the first refusal, with all others as its `others`. Do nothing if there is none.
+def raise_refusals(refusals: Iterable[Refusal | None]) -> None:
+    """Raise one Refusal that is the first refusal, with all further ones as its `others`. Do nothing without any.
 
     Args:
         refusals: None stands for no refusal. Refusals of the same text count once.
 
     Raises:
-        Refusal: there is one.
+        Refusal: at least one of `refusals` is not None.
     """
     refusal_by_text = {}
     for refusal in refusals:
-        if refusal is not None:
-            refusal_by_text |= {str(part): part for part in refusal.all}
+        if refusal is None:
+            continue
+        for single in refusal.all:
+            refusal_by_text.setdefault(str(single), single)
     if not refusal_by_text:
         return
     first, *others = refusal_by_text.values()
     raise Refusal(first.key, first.value, first.reason, first.advice, tuple(others))
 
 
-def written(value: Any) -> str:
-    """Return a value as it is written on the command line.
+def format_exactly(value: Any) -> str:
+    """Return a configuration's value as messages show it.
 
-    None is written as null. Text is quoted if it is empty, or begins with a digit and could be taken for a number.
+    None is shown as null. A string is quoted if it is empty or begins with a digit.
     """
     if value is None:
         return "null"

@@ -10,7 +10,7 @@ from torch import Tensor, cat, float64, int64, where
 from verl_clipx.losses.base.histogram import Octaves, ratio_or_zero
 from verl_clipx.losses.base.method import LARGEST_BOUND, METHODS, NODE, Bounds, Method
 from verl_clipx.losses.base.parameters import Parameters, choice, number, optional, parameter
-from verl_clipx.losses.base.refusal import ABSENT, Refusal
+from verl_clipx.losses.base.refusal import NO_VALUE, Refusal
 from verl_clipx.losses.base.shared_metrics import HELD_MISSED, HELD_REACHED, HELD_WIDTH
 from verl_clipx.losses.base.tokens import Tokens
 from verl_clipx.losses.base.width import Width
@@ -191,7 +191,7 @@ def held(method: Method, hold: Hold) -> Method:
     if method.statistics_size or width is None:
         why = "follow statistics already" if method.statistics_size else "have no width to solve for"
         reason = f"{method.name} cannot hold a target: its bounds {why}"
-        raise Refusal(hold.node, ABSENT, reason, advise_methods(method))
+        raise Refusal(hold.node, NO_VALUE, reason, advise_methods(method))
     if hold.target == SECOND_MOMENT and not width.mask:
         reason = f"{method.name} does not mask tokens by their ratio, so no single width belongs to a value"
         raise Refusal(f"{hold.node}.target", hold.target, reason, f"Choose +{NODE}/hold={CLIP_FRACTION}.")

@@ -9,7 +9,7 @@ from torch import Tensor
 from verl_clipx.losses.base.method import NODE, Bounds, Method
 from verl_clipx.losses.base.parameters import Parameters, choice, number, parameter
 from verl_clipx.losses.base.pull import ESTIMATORS, WithPull, pull_by
-from verl_clipx.losses.base.refusal import ABSENT, Refusal
+from verl_clipx.losses.base.refusal import NO_VALUE, Refusal
 from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, Tokens
 
 
@@ -97,7 +97,7 @@ def pulled(method: Method, pull: Pull) -> Method:
         tau = getattr(method, "kl_tau", 0)
         own = f"{NODE}.kl_tau={tau:g}" if tau else "its penalty"
         reason = f"{method.name} already has its own pull, {own}"
-        raise Refusal(pull.node, ABSENT, reason, f"Leave out +{NODE}/pull, or choose another method.")
+        raise Refusal(pull.node, NO_VALUE, reason, f"Leave out +{NODE}/pull, or choose another method.")
     class_with_pull = pulled_class(type(method), pull)
     return class_with_pull(**{field.name: getattr(method, field.name) for field in fields(method)})
 

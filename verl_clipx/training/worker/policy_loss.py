@@ -17,7 +17,7 @@ from verl_clipx.losses.applying.metrics import (
     token_metrics,
 )
 from verl_clipx.losses.base.method import NODE, find_declarations
-from verl_clipx.losses.base.refusal import refuse
+from verl_clipx.losses.base.refusal import raise_refusals
 from verl_clipx.losses.base.shared_metrics import FLOOR, MASKED, MASKED_SEQUENCES, REJECTED, SELECTED
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.modifiers.masks import mean_over_sequence
@@ -50,10 +50,10 @@ def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
     """
     if config is None:
         raise ValueError(f"clipx_{registered} needs verl's ActorConfig: pass config=.")
-    refuse(refuse_padded_length(loss_agg_mode, config.get("loss_scale_factor", None)))
+    raise_refusals(refuse_padded_length(loss_agg_mode, config.get("loss_scale_factor", None)))
     node = config.policy_loss.get("clipx", None) if hasattr(config, "policy_loss") else None
     if isinstance(node, Settings):
-        refuse(refuse_contradicting_loss_mode(f"clipx_{registered}", node))
+        raise_refusals(refuse_contradicting_loss_mode(f"clipx_{registered}", node))
         return node
     if registered == "custom":
         raise ValueError("loss_mode=clipx_custom needs clipx.function: add +clipx=custom clipx.function=module:name.")
