@@ -18,6 +18,29 @@ def test_its_text_names_key_value_reason_and_advice():
     assert str(Refusal("clipx.dual_clip", None, "must be a number")) == "clipx.dual_clip=null: must be a number."
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("grpo", "grpo"),
+        ("none", "none"),
+        ("-", "-"),
+        ("", "''"),
+        ("8x7b", "'8x7b'"),
+        ("2026-11-30", "'2026-11-30'"),
+        ("-1", "'-1'"),
+        (".5", "'.5'"),
+        ("inf", "'inf'"),
+        ("-.inf", "'-.inf'"),
+        ("false", "'false'"),
+        ("On", "'On'"),
+        ("null", "'null'"),
+    ],
+)
+def test_a_string_that_could_be_taken_for_another_value_is_quoted(text, shown):
+    refusal = Refusal("clipx.log", text, "must be true or false")
+    assert str(refusal) == f"clipx.log={shown}: must be true or false."
+
+
 def test_all_refusals_are_raised_together_and_each_once():
     raise_refusals([None])
     with pytest.raises(Refusal) as raised:

@@ -7,6 +7,9 @@ from typing import Any
 # The `value` of a refusal whose message shows no value. An ellipsis, because it is the same object after pickling.
 NO_VALUE = ...
 
+# Words that YAML or the command line reads as null, a boolean or a number, in small letters.
+WORDS_FOR_VALUES = {"null", "~", "true", "false", "yes", "no", "on", "off", ".inf", "+.inf", "-.inf", ".nan"}
+
 
 class Refusal(ValueError):
     """A setting that is refused. As text it is `key=value: reason. advice`, a line for each refusal.
@@ -68,13 +71,28 @@ def raise_refusals(refusals: Iterable[Refusal | None]) -> None:
 def format_exactly(value: Any) -> str:
     """Return a configuration's value as messages show it.
 
-    None is shown as null. A string is quoted if it is empty or begins with a digit.
+    None is shown as null. A string is quoted if it is empty, begins with a digit, or would be read as a number, a
+    boolean or null without quotes.
     """
     if value is None:
         return "null"
-    if isinstance(value, str) and (not value or value[0].isdigit()):
+    if isinstance(value, str) and needs_quotes(value):
         return repr(value)
     return str(value)
+
+
+def needs_quotes(text: str) -> bool:
+    """Return whether a string that stands in a message without quotes could be taken for another value."""
+    # Dates, times and numbers in other bases than ten begin with a digit too.
+    if not text or text[0].isdigit():
+        return True
+    if text.lower() in WORDS_FOR_VALUES:
+        return True
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def did_you_mean(word: str, known: Iterable[str], before: str = "") -> str:
