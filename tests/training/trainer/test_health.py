@@ -23,8 +23,8 @@ from verl_clipx.run.resolve import build_target
 from verl_clipx.training.trainer import hooks
 from verl_clipx.training.trainer.health import standard_error
 
-NAN, INF, ZEROS = float("nan"), float("inf"), [[0.0, 0.0], [0.0, 0.0]]
-ADVANTAGES, LOG_PROBS = {"not_finite/advantages": 1}, {"not_finite/log_probs": 1}
+NAN = float("nan")
+INF = float("inf")
 # Every module of verl's that imports compute_data_metrics by name.
 TRAINERS = (
     "verl.trainer.ppo.ray_trainer",
@@ -33,18 +33,18 @@ TRAINERS = (
 )
 
 
-def batch(scores, *, advantages=None, log_probs=None, lengths=(2, 2, 2, 2), prompts=(1, 1, 2, 2), **non_tensors):
+def make_batch(scores, *, advantages=None, log_probs=None, lengths=(2, 2, 2, 2), prompts=(1, 1, 2, 2), **non_tensors):
     """Four responses of two tokens to two prompts, as verl's trainers give them to their metrics."""
     mask = (torch.arange(2) < torch.tensor(lengths)[:, None]).long()
-    of_tokens = torch.zeros(4, 2)
-    of_tokens[:, 0] = torch.tensor(scores)
+    token_scores = torch.zeros(4, 2)
+    token_scores[:, 0] = torch.tensor(scores)
     tensors = {
         "prompts": torch.tensor(prompts)[:, None],
         "responses": torch.ones(4, 2).long(),
         "response_mask": mask,
         "attention_mask": torch.cat([torch.ones(4, 1).long(), mask], 1),
-        "token_level_scores": of_tokens,
-        "token_level_rewards": of_tokens,
+        "token_level_scores": token_scores,
+        "token_level_rewards": token_scores,
         "advantages": torch.zeros(4, 2) if advantages is None else torch.tensor(advantages),
         "returns": torch.zeros(4, 2),
     }
@@ -53,14 +53,14 @@ def batch(scores, *, advantages=None, log_probs=None, lengths=(2, 2, 2, 2), prom
     return DataProto.from_dict(tensors=tensors, non_tensors=non_tensors)
 
 
-def logged(*arguments, **named):
+def compute_health(scores, **fields):
     """What verl's function makes of a batch, as far as it is health."""
-    found = metric_utils.compute_data_metrics(batch(*arguments, **named), use_critic=False)
-    return {key.removeprefix("health/"): value for key, value in found.items() if key.startswith("health/")}
+    metrics = metric_utils.compute_data_metrics(make_batch(scores, **fields), use_critic=False)
+    return {key.removeprefix("health/"): value for key, value in metrics.items() if key.startswith("health/")}
 
 
 @pytest.fixture(autouse=True)
-def run_of():
+def begin_run():
     """Begins a run in this process's trainer, with a clipx node or without; at first one that cuts at two tokens."""
 
     def begin(longest, node):
@@ -72,32 +72,46 @@ def run_of():
     begin(2, None)
 
 
-def of_prompts(uid):
-    return {"uid": numpy.array([*uid], dtype=object)}
+def uids(text):
+    """A field with a character of the text as the uid of each response's prompt."""
+    return {"uid": numpy.array([*text], dtype=object)}
 
 
 @pytest.mark.parametrize(
-    ("scores", "given", "expected"),
+    ("scores", "fields", "expected"),
     [
         ([0.0, 1.0, 1.0, 0.0], dict(lengths=(1, 1, 1, 1)), {"alike_prompts": 0, "cut_responses": 0, "undecided": None}),
         ([0.0, 1.0, 1.0, 0.0], {}, {"not_finite/rewards": 0, "not_finite/advantages": 0, "not_finite/log_probs": None}),
         ([1.0, 1.0, 0.0, 1.0], {}, {"alike_prompts": 0.5}),
         ([1.0, 1.0, 0.0, 0.0], {}, {"alike_prompts": 1}),
         # By uid where the trainer names it; a prompt with one sample says nothing.
-        ([1.0, 1.0, 0.0, 1.0], of_prompts("abcc"), {"alike_prompts": 0}),
-        ([1.0, 1.0, 1.0, 1.0], of_prompts("abcd"), {"alike_prompts": None}),
+        ([1.0, 1.0, 0.0, 1.0], uids("abcc"), {"alike_prompts": 0}),
+        ([1.0, 1.0, 1.0, 1.0], uids("abcd"), {"alike_prompts": None}),
         # NaN is like nothing, itself included; an aborted response has no score.
         ([NAN, NAN, 1.0, 1.0], {}, {"alike_prompts": 0.5, "not_finite/rewards": 2}),
         ([1.0, 0.0, 0.0, 1.0], dict(lengths=(2, 0, 2, 2)), {"alike_prompts": 0}),
         # Of the last response the second token is beyond its end.
-        ([0.0] * 4, dict(advantages=[*ZEROS, [NAN, NAN], [0.0, NAN]], lengths=(2, 2, 2, 1)), ADVANTAGES),
-        ([0.0] * 4, dict(log_probs=[*ZEROS, [-INF, 0.0], [0.0, NAN]], lengths=(2, 2, 2, 1)), LOG_PROBS),
-        ([0.0] * 4, dict(undecided=numpy.array([1.0, 0.0, 0.0, 0.0], dtype=object)), {"undecided": 0.25}),
+        (
+            [0.0, 0.0, 0.0, 0.0],
+            dict(advantages=[[0.0, 0.0], [0.0, 0.0], [NAN, NAN], [0.0, NAN]], lengths=(2, 2, 2, 1)),
+            {"not_finite/advantages": 1},
+        ),
+        (
+            [0.0, 0.0, 0.0, 0.0],
+            dict(log_probs=[[0.0, 0.0], [0.0, 0.0], [-INF, 0.0], [0.0, NAN]], lengths=(2, 2, 2, 1)),
+            {"not_finite/log_probs": 1},
+        ),
+        (
+            [0.0, 0.0, 0.0, 0.0],
+            dict(undecided=numpy.array([1.0, 0.0, 0.0, 0.0], dtype=object)),
+            {"undecided": 0.25},
+        ),
     ],
 )
-def test_a_steps_numbers_by_hand(scores, given, expected):
-    found = logged(scores, **given)
-    assert {key: found.get(key) for key in expected} == expected
+def test_a_steps_numbers_by_hand(scores, fields, expected):
+    metrics = compute_health(scores, **fields)
+    for key, value in expected.items():
+        assert metrics.get(key) == value, key
 
 
 @pytest.mark.parametrize(
@@ -112,16 +126,17 @@ def test_a_steps_numbers_by_hand(scores, given, expected):
         ([], [], None),
     ],
 )
-def test_it_is_over_the_prompts_totals(scores, prompts, expected):
-    found = standard_error(torch.tensor(scores), torch.tensor(prompts, dtype=torch.int64))
-    assert found == (None if expected is None else pytest.approx(expected))
+def test_the_standard_error_is_over_the_prompts_totals(scores, prompts, expected):
+    error = standard_error(torch.tensor(scores), torch.tensor(prompts, dtype=torch.int64))
+    assert error == (None if expected is None else pytest.approx(expected))
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-@pytest.mark.parametrize("named", [{}, of_prompts("aabb")], ids=["v1", "uid"])
-def test_every_trainer_logs_the_standard_error_beside_the_mean(trainer, named):
+@pytest.mark.parametrize("fields", [{}, uids("aabb")], ids=["v1", "uid"])
+def test_every_trainer_logs_the_standard_error_beside_the_mean(trainer, fields):
     compute = importlib.import_module(trainer).compute_data_metrics
-    metrics = compute(batch=batch([1.0, 0.0, 0.0, 9.0], lengths=(2, 2, 1, 0), **named), use_critic=False)
+    batch = make_batch([1.0, 0.0, 0.0, 9.0], lengths=(2, 2, 1, 0), **fields)
+    metrics = compute(batch=batch, use_critic=False)
     assert metrics["critic/score/mean"] == pytest.approx(1 / 3)
     # Totals of what is left of the mean: 1/3 and -1/3.
     assert metrics[keys.REWARD_ERROR] == pytest.approx((4 / 9) ** 0.5 / 3)
@@ -142,11 +157,13 @@ def test_every_trainer_logs_the_standard_error_beside_the_mean(trainer, named):
 )
 @pytest.mark.parametrize("with_lengths", [False, True])
 def test_responses_that_fill_the_servers_context_are_cut(rollout, cut, with_lengths):
-    Tracking("project", "run", ["console"], config=CUT_AT_6 | {"actor_rollout_ref": {"rollout": rollout}})
-    of_prompts, of_responses = torch.tensor([2, 3, 4, 2]), torch.tensor([6, 5, 4, 4])
+    config = {"trainer": {}, "data": {"max_response_length": 6}, "clipx": {"log": False}}
+    Tracking("project", "run", ["console"], config=config | {"actor_rollout_ref": {"rollout": rollout}})
+    prompt_lengths = torch.tensor([2, 3, 4, 2])
+    response_lengths = torch.tensor([6, 5, 4, 4])
     # Prompts are padded on the left.
-    prompt_mask = torch.arange(4) >= 4 - of_prompts[:, None]
-    mask = torch.arange(6) < of_responses[:, None]
+    prompt_mask = torch.arange(4) >= 4 - prompt_lengths[:, None]
+    mask = torch.arange(6) < response_lengths[:, None]
     tensors = {
         "prompts": torch.zeros(4, 4).long(),
         "responses": torch.zeros(4, 6).long(),
@@ -155,29 +172,31 @@ def test_responses_that_fill_the_servers_context_are_cut(rollout, cut, with_leng
         **{name: torch.zeros(4, 6) for name in ("token_level_scores", "token_level_rewards", "advantages", "returns")},
     }
     if with_lengths:
-        tensors |= {"prompt_length": of_prompts.float(), "response_length": of_responses.float()}
-    given = DataProto.from_dict(tensors=tensors)
-    assert metric_utils.compute_data_metrics(given, use_critic=False)["health/cut_responses"] == cut
+        tensors |= {"prompt_length": prompt_lengths.float(), "response_length": response_lengths.float()}
+    batch = DataProto.from_dict(tensors=tensors)
+    assert metric_utils.compute_data_metrics(batch, use_critic=False)["health/cut_responses"] == cut
 
 
-CUT_AT_6 = {"trainer": {}, "data": {"max_response_length": 6}, "clipx": {"log": False}}
-
-
-def test_responses_are_cut_at_the_runs_length_and_a_run_without_a_node_logs_verls_metrics_alone(run_of):
+def test_responses_are_cut_at_the_runs_length_and_a_run_without_a_node_logs_verls_metrics_alone(begin_run):
     for longest, cut in ((2, 0.25), (3, 0), (None, None)):
-        run_of(longest, {"log": False})
-        assert logged([0.0] * 4, lengths=(2, 1, 1, 1)).get("cut_responses") == cut
-    run_of(2, None)
-    compute, given = metric_utils.compute_data_metrics, batch([0.0, 1.0, 1.0, 0.0])
-    assert compute(given, use_critic=False) == compute.__wrapped__(given, use_critic=False)
+        begin_run(longest, {"log": False})
+        assert compute_health([0.0] * 4, lengths=(2, 1, 1, 1)).get("cut_responses") == cut
+    begin_run(2, None)
+    compute = metric_utils.compute_data_metrics
+    batch = make_batch([0.0, 1.0, 1.0, 0.0])
+    assert compute(batch, use_critic=False) == compute.__wrapped__(batch, use_critic=False)
 
 
 @pytest.mark.parametrize(
-    ("node", "verdicts", "share", "asks"),
-    [({"log": False}, [1.0, 0.0], 0.5, 2), ({"log": False}, [None, None], None, 1), (None, [1.0, 0.0], None, 0)],
+    ("node", "verdicts", "share", "fetches"),
+    [
+        pytest.param({"log": False}, [1.0, 0.0], 0.5, 2, id="a reward with verdicts is asked in each step"),
+        pytest.param({"log": False}, [None, None], None, 1, id="a reward without verdicts is asked once"),
+        pytest.param(None, [1.0, 0.0], None, 0, id="in a run without a node nobody is asked"),
+    ],
 )
-def test_answers_without_a_verdict_in_the_v1_trainers(monkeypatch, run_of, node, verdicts, share, asks):
-    run_of(2, node)
+def test_answers_without_a_verdict_in_the_v1_trainers(monkeypatch, begin_run, node, verdicts, share, fetches):
+    begin_run(2, node)
     extras = [{"reward_extra_info": {} if value is None else {"undecided": value}} for value in verdicts]
     fetched = []
 
@@ -190,7 +209,8 @@ def test_answers_without_a_verdict_in_the_v1_trainers(monkeypatch, run_of, node,
     # The queue that the trainer itself has, which in a run in one process is not TransferQueue's module.
     monkeypatch.setattr(trainer_base, "tq", SimpleNamespace(kv_batch_get=kv_batch_get))
     tags = [{}, {"is_padding": False}, {"is_padding": True}]
-    trainer, step = SimpleNamespace(), SimpleNamespace(keys=["a", "b", "b"], partition_id="train", tags=tags)
+    trainer = SimpleNamespace()
+    step = SimpleNamespace(keys=["a", "b", "b"], partition_id="train", tags=tags)
 
     def compute(batch, metrics, timing_raw, global_steps, epoch):
         metrics["of verl"] = 1
@@ -200,13 +220,12 @@ def test_answers_without_a_verdict_in_the_v1_trainers(monkeypatch, run_of, node,
         hooks.add_verdicts(compute, trainer, (step, metrics, {}), {"global_steps": 1, "epoch": 0})
         assert metrics.pop("of verl") == 1
         assert metrics == ({} if share is None else {"health/undecided": share})
-    # A reward without verdicts is asked once.
-    assert len(fetched) == asks
+    assert len(fetched) == fetches
     assert trainer_base.PPOTrainer._compute_metrics.__wrapped__.__name__ == "_compute_metrics"
 
 
 @pytest.fixture
-def tracking(tmp_path, monkeypatch):
+def start_run(tmp_path, monkeypatch):
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
 
     def start(**node):
@@ -220,8 +239,8 @@ def tracking(tmp_path, monkeypatch):
 NOT_FINITE = {"health/not_finite/rewards": 2.0, "critic/score/mean": NAN}
 
 
-def test_a_fact_warns_in_its_step_and_a_trend_when_it_lasts_each_once(tracking, caplog):
-    run = tracking(method="bapo")
+def test_a_fact_warns_in_its_step_and_a_trend_when_it_lasts_each_once(start_run, caplog):
+    run = start_run(method="bapo")
     # What a report remarks is not said while a run trains.
     bounds = {"actor/clipx/c_low": 0.6, "actor/clipx/c_high": 1.2, "health/undecided": 0.5}
     bounds |= {f"actor/clipx/positive_share_{when}": 0.5 for when in ("before", "after")}
@@ -236,15 +255,15 @@ def test_a_fact_warns_in_its_step_and_a_trend_when_it_lasts_each_once(tracking, 
     assert "health/cut_responses 0.6, at most 0.9" in caplog.text and "Raise data.max_response_length" in caplog.text
 
 
-def test_with_stop_a_new_fact_alone_ends_a_run_that_goes_on_and_its_step_is_in_the_log(tracking, tmp_path, caplog):
-    run = tracking()
+def test_with_stop_a_new_fact_alone_ends_a_run_that_goes_on_and_its_step_is_in_the_log(start_run, tmp_path, caplog):
+    run = start_run()
     for step in (1, 2):
         run.log({"health/cut_responses": 1.0, **NOT_FINITE}, step)
     (tmp_path / "checkpoints/global_step_2").mkdir(parents=True)
     (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("2")
     caplog.clear()
     # It is not stopped by what its log holds, and its trends go on.
-    resumed = tracking(health="stop")
+    resumed = start_run(health="stop")
     for step in (3, 4):
         resumed.log({"health/cut_responses": 1.0, "critic/score/mean": 0.5}, step)
     assert "responses cut at the limit from step 1 on." in caplog.text
@@ -259,8 +278,8 @@ def test_with_stop_a_new_fact_alone_ends_a_run_that_goes_on_and_its_step_is_in_t
     ("key", "stops"),
     [("actor/kl_loss", True), ("critic/vf_loss", True), ("rollout_corr/kl", False), ("actor/clipx/receipt", False)],
 )
-def test_a_run_is_ended_by_what_the_training_computes_alone(tracking, key, stops):
-    run = tracking(health="stop")
+def test_a_run_is_ended_by_what_the_training_computes_alone(start_run, key, stops):
+    run = start_run(health="stop")
     run.log({"actor/kl_loss": 0.1, key: 0.1}, 1)
     if not stops:
         run.log({"actor/kl_loss": 0.1, key: NAN}, 2)
@@ -270,8 +289,8 @@ def test_a_run_is_ended_by_what_the_training_computes_alone(tracking, key, stops
 
 
 @pytest.mark.parametrize("group", ["+clipx=acpo", "+clipx=observe"])
-def test_what_happens_then_is_a_key_of_every_run(group):
+def test_whether_a_run_stops_for_its_health_is_a_key_of_every_run(group):
     assert build_target(composition(group, "clipx.health=stop").clipx).health == "stop"
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(Refusal) as refusal:
         build_target(composition(group, "clipx.health=off").clipx)
-    assert (refused.value.key, refused.value.value) == ("clipx.health", "off")
+    assert (refusal.value.key, refusal.value.value) == ("clipx.health", "off")

@@ -22,7 +22,8 @@ from verl_clipx.run.run_files import record_path
 from verl_clipx.run.trace_format import Shard, shards_in, write_shard
 from verl_clipx.training.trainer.log import write_record
 
-NODE, LOG = {"clipx": {"method": "acpo"}}, "metrics.jsonl"
+NODE = {"clipx": {"method": "acpo"}}
+LOG = "metrics.jsonl"
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_without_a_file_log_a_run_of_this_plugin_writes_its_own(start, tmp_path,
     log = tmp_path / "checkpoints" / "metrics.jsonl"
     assert log.with_name("metrics.run.json").exists() == log.exists() == written
     if written:
-        saved(tmp_path, 2)
+        save_checkpoint(tmp_path, 2)
         start(2, [3], node, "console")
         # As a file log: the lines that the run goes on from.
         assert read_run_log(log)["start"].to_dict() == {1: 1, 2: 1, 3: 2}
@@ -60,7 +61,7 @@ def test_without_a_file_log_a_run_of_this_plugin_writes_its_own(start, tmp_path,
 @pytest.mark.parametrize("node", [{}, {"clipx": None}, {"clipx": {"method": "acpo", "log": False}}])
 def test_the_file_log_is_verls_where_the_plugin_keeps_none(start, tmp_path, node):
     start(1, [1, 2], node)
-    saved(tmp_path, 1)
+    save_checkpoint(tmp_path, 1)
     # verl empties it.
     assert start(2, [2], node) == {2: 2}
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "checkpoints"}
@@ -76,38 +77,44 @@ def test_a_line_is_what_verls_file_logger_writes(start, tmp_path, monkeypatch):
     assert (tmp_path / "ours.jsonl").read_bytes() == (tmp_path / "verls.jsonl").read_bytes()
 
 
-def saved(tmp_path, step):
+def save_checkpoint(tmp_path, step):
+    """Makes the files by which verl finds the checkpoint of a step."""
     (tmp_path / "checkpoints" / f"global_step_{step}").mkdir(parents=True, exist_ok=True)
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
-FROM = {"resume_mode": "resume_path", "resume_from_path": "/runs/global_step_2"}
-OF_A_FOLDER_ABOVE = {"resume_from_path": "/runs/sft_global_step_9/global_step_8/again/checkpoints/global_step_2"}
+def resume_from(path):
+    """The keys of verl's trainer by which a run goes on from a checkpoint."""
+    return {"resume_mode": "resume_path", "resume_from_path": path}
 
 
 @pytest.mark.parametrize(
     ("checkpoint", "trainer", "kept"),
     [
-        *((5, {}, 5), (7, {}, 7), (None, {}, 0), (4, {}, 0)),
+        (5, {}, 5),
+        (7, {}, 7),
+        (None, {}, 0),
+        # Only verl's file is left, which names it.
+        (4, {}, 0),
         (1, {"resume_mode": "disable"}, 0),
-        (None, FROM, 2),
+        (None, resume_from("/runs/global_step_2"), 2),
         # verl itself reads the number behind the path's last global_step_.
-        (None, FROM | OF_A_FOLDER_ABOVE, 2),
+        (None, resume_from("/runs/sft_global_step_9/global_step_8/again/checkpoints/global_step_2"), 2),
     ],
 )
 def test_a_run_keeps_the_steps_that_it_goes_on_from_and_no_others(start, tmp_path, checkpoint, trainer, kept):
     start(1, range(1, 8))
     if checkpoint is not None:
-        saved(tmp_path, checkpoint)
-        # Of 4 only verl's file is left, which names it.
+        save_checkpoint(tmp_path, checkpoint)
         shutil.rmtree(tmp_path / "checkpoints/global_step_4", ignore_errors=True)
-    again = [kept + 1, kept + 2]
-    assert start(2, again, **trainer) == dict.fromkeys(range(1, kept + 1), 1) | dict.fromkeys(again, 2)
+    new_steps = [kept + 1, kept + 2]
+    starts = start(2, new_steps, **trainer)
+    assert starts == dict.fromkeys(range(1, kept + 1), 1) | dict.fromkeys(new_steps, 2)
 
 
 def test_a_line_that_was_cut_off_is_named_and_a_last_one_without_its_end_keeps_apart(start, tmp_path):
     start(1, [1, 2])
-    saved(tmp_path, 2)
+    save_checkpoint(tmp_path, 2)
     log = tmp_path / "metrics.jsonl"
     whole = log.read_bytes()
     log.write_bytes(whole + b'{"step":3,"da')
@@ -119,7 +126,7 @@ def test_a_line_that_was_cut_off_is_named_and_a_last_one_without_its_end_keeps_a
 
 def test_neither_a_full_disk_nor_a_kill_takes_a_line(start, tmp_path, monkeypatch):
     start(1, [1, 2, 3])
-    saved(tmp_path, 3)
+    save_checkpoint(tmp_path, 3)
     log = tmp_path / "metrics.jsonl"
     before = log.read_bytes()
     with monkeypatch.context() as full:
@@ -145,7 +152,7 @@ def test_traces_of_steps_that_are_made_again_go(start, tmp_path):
     start(1, range(1, 8))
     for step in (4, 6):
         write_shard(tmp_path / "traces", Shard(step, 0, 0), make_columns(4), WHOLE_UPDATE)
-    saved(tmp_path, 5)
+    save_checkpoint(tmp_path, 5)
     start(2, [6])
     assert shards_in(tmp_path / "traces") == [Shard(4, 0, 0)]
     # Another run in the same folder.
@@ -173,34 +180,34 @@ def test_the_record_has_configuration_and_versions_for_its_owner_alone_and_no_cr
     assert record["loss"]["method"] == "acpo" and record["loss"]["parameters"]["alpha"] == 3.0
     assert {"clipx.method": "acpo", "clipx.alpha": 3.0}.items() <= record["configuration"].items()
     assert record["versions"]["verl"].startswith("0.9.") and "secret" not in json.dumps(record)
-    log, before = tmp_path / "another.jsonl", os.umask(0)
+    log = tmp_path / "another.jsonl"
+    umask = os.umask(0)
     try:
         record_path(log).write_text("{}")
         write_record(log, {"reward": {"urls": ["http://user:xyz@proxy:80"], "num_workers": 8}})
     finally:
-        os.umask(before)
+        os.umask(umask)
     assert stat.S_IMODE(record_path(log).stat().st_mode) == 0o600
     text = record_path(log).read_text()
-    left = json.loads(text)["configuration"]
-    assert "xyz" not in text and left["reward.num_workers"] == 8
+    assert "xyz" not in text and json.loads(text)["configuration"]["reward.num_workers"] == 8
 
 
 def test_the_record_has_what_the_run_started_from_also_after_it_was_resumed(start, tmp_path):
-    def recorded():
+    def recorded_start():
         return json.loads(record_path(tmp_path / LOG).read_text())["start"]
 
     checkpoint = tmp_path / "sft" / "global_step_2"
     checkpoint.mkdir(parents=True)
     (checkpoint / "weights.pt").write_bytes(b"weights")
     start(1, [3, 4], resume_mode="resume_path", resume_from_path=str(checkpoint))
-    first = recorded()
+    first = recorded_start()
     assert first["paths"] == [str(checkpoint)] and first["hash"]
-    saved(tmp_path, 4)
+    save_checkpoint(tmp_path, 4)
     start(2, [5])
-    assert recorded() == first
+    assert recorded_start() == first
     # From scratch.
     start(3, [1], resume_mode="disable")
-    assert recorded() == {"paths": [], "name": None, "hash": None, "parameters": None}
+    assert recorded_start() == {"paths": [], "name": None, "hash": None, "parameters": None}
 
 
 def test_the_address_that_a_run_started_from_is_recorded_without_its_password(start, tmp_path):
@@ -216,7 +223,7 @@ def test_the_address_that_a_run_started_from_is_recorded_without_its_password(st
 def test_a_resumed_run_whose_record_does_not_say_where_it_began_warns(start, tmp_path, caplog, capsys, record):
     start(1, [1, 2])
     assert capsys.readouterr().out.splitlines()[-1] == f"clipx: the file log is {tmp_path / 'metrics.jsonl'}"
-    saved(tmp_path, 2)
+    save_checkpoint(tmp_path, 2)
     start(2, [3])
     assert "with 2 lines of the run that goes on" in capsys.readouterr().out and not caplog.records
     path = tmp_path / "metrics.run.json"
@@ -229,31 +236,34 @@ def test_a_resumed_run_whose_record_does_not_say_where_it_began_warns(start, tmp
 
 
 @pytest.mark.parametrize("form", ["{path}", "file://{path}", "pkg://rewards_of_test.score"])
-@pytest.mark.parametrize("node", [lambda of: {"reward": of}, lambda of: of])
-def test_the_record_has_the_hash_of_the_rewards_file(tmp_path, monkeypatch, form, node):
+@pytest.mark.parametrize("is_below_reward", [True, False])
+def test_the_record_has_the_hash_of_the_rewards_file(tmp_path, monkeypatch, form, is_below_reward):
     file = tmp_path / "rewards_of_test" / "score.py"
     file.parent.mkdir()
     file.write_text("def score(): ...")
     monkeypatch.syspath_prepend(tmp_path)
-    write_record(tmp_path / LOG, node({"custom_reward_function": {"path": form.format(path=file)}}))
+    config = {"custom_reward_function": {"path": form.format(path=file)}}
+    write_record(tmp_path / LOG, {"reward": config} if is_below_reward else config)
     recorded = json.loads(record_path(tmp_path / LOG).read_text())["reward"]["hash"]
     assert recorded == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def test_addresses_in_the_record_have_neither_user_nor_password_nor_query(tmp_path):
-    given = "s3://plantedname:plantedword@host:9000/a/b.parquet?key=planted#planted"
+    address = "s3://plantedname:plantedword@host:9000/a/b.parquet?key=planted#planted"
     config = {
-        "actor_rollout_ref": {"model": {"path": given, "tokenizer_path": given}},
-        "data": {"train_files": [given, "/data/what?.parquet"], "val_files": given},
-        "reward": {"custom_reward_function": {"path": given}},
-        "trainer": {"default_local_dir": given, "resume_from_path": given},
+        "actor_rollout_ref": {"model": {"path": address, "tokenizer_path": address}},
+        "data": {"train_files": [address, "/data/what?.parquet"], "val_files": address},
+        "reward": {"custom_reward_function": {"path": address}},
+        "trainer": {"default_local_dir": address, "resume_from_path": address},
     }
     write_record(tmp_path / LOG, config)
     text = record_path(tmp_path / LOG).read_text()
-    record, bare = json.loads(text), "s3://host:9000/a/b.parquet"
+    record = json.loads(text)
+    bare = "s3://host:9000/a/b.parquet"
     assert "planted" not in text
     assert record["data"]["paths"] == [bare, "/data/what?.parquet"]
-    assert record["model"]["paths"] == record["validation"]["paths"] == record["reward"]["paths"] == [bare]
+    for part in ("model", "validation", "reward"):
+        assert record[part]["paths"] == [bare], part
     assert record["configuration"]["trainer.resume_from_path"] == bare
 
 
@@ -277,7 +287,8 @@ def receipt_metrics(difference, **failed):
 
 
 def test_the_record_has_the_receipt_of_the_first_rollout_batch_of_the_last_start(tmp_path):
-    first, later = receipt_metrics(2e-7, failed=0.0), receipt_metrics(9e-3, failed=7.0)
+    first = receipt_metrics(2e-7, failed=0.0)
+    later = receipt_metrics(9e-3, failed=7.0)
     assert receipt_after(tmp_path, {"critic/score/mean": 1.0}) == (None, None)
     assert receipt_after(tmp_path, {}, first, {}, later) == (2e-7, 0)
     assert receipt_after(tmp_path) == (None, None)
