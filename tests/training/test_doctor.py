@@ -1,5 +1,5 @@
-"""The doctor's findings: versions, registration, what is printed and how it ends. Not covered: GPUs, the
-check inside a Ray worker (it runs the code of the one in a fresh interpreter).
+"""The doctor's findings: versions, registration, what is printed and how it ends. Not covered: GPUs; the check inside a
+Ray worker, which runs the code of the check in a fresh interpreter.
 """
 
 import importlib.util
@@ -20,8 +20,8 @@ PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 def test_a_version_outside_the_tested_range_says_what_to_do(monkeypatch):
     fine = doctor.check_distribution("verl", VERL_RANGE, "error")
     assert (fine.level, fine.advice) == ("ok", "")
-    wrong = doctor.check_distribution("verl", SpecifierSet("<0.9"), "error")
-    assert wrong.level == "error" and "pip install 'verl<0.9'" in wrong.advice
+    outside = doctor.check_distribution("verl", SpecifierSet("<0.9"), "error")
+    assert outside.level == "error" and "pip install 'verl<0.9'" in outside.advice
     missing = doctor.check_distribution("no-such-distribution", SpecifierSet(">=1"), "warning")
     assert (missing.level, missing.result) == ("warning", "not installed")
     # A local version counts as its public one.
@@ -56,18 +56,18 @@ def test_the_versions_of_python_are_those_of_the_package():
 )
 def test_a_missing_package_has_the_command_that_installs_it(monkeypatch, module, level):
     assert [finding.level for finding in doctor.check_extras(has_gpu=False)] == ["ok", "ok", "ok"]
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
-    (wrong,) = [finding for finding in doctor.check_extras(has_gpu=False) if finding.level != "ok"]
-    assert (wrong.level, wrong.result) == (level, f"no {module}")
-    assert wrong.advice.endswith(f"pip install {module}")
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find_spec(name))
+    (finding,) = [finding for finding in doctor.check_extras(has_gpu=False) if finding.level != "ok"]
+    assert (finding.level, finding.result) == (level, f"no {module}")
+    assert finding.advice.endswith(f"pip install {module}")
 
 
 @pytest.mark.slow
 def test_registration_is_found_in_a_fresh_interpreter_and_what_stops_it_is_told_apart(run_fresh, tmp_path, monkeypatch):
     code = doctor.CHECK_HERE
-    fresh = doctor.run_python(code, 120)
-    findings = [*doctor.check_registration("here", *fresh), doctor.check_hydra(*fresh)]
+    output, error = doctor.run_python(code, 120)
+    findings = [*doctor.check_registration("here", output, error), doctor.check_hydra(output, error)]
     assert [finding.level for finding in findings] == ["ok", "ok", "ok"] and "clipx_acpo" in findings[0].result
     failed = doctor.run_python("1 / 0", 60)
     assert "ZeroDivisionError" in doctor.check_registration("here", *failed)[0].advice
@@ -75,13 +75,13 @@ def test_registration_is_found_in_a_fresh_interpreter_and_what_stops_it_is_told_
     slow = doctor.run_python("import time; time.sleep(30)", 1)
     assert "no answer within 1 s" in doctor.check_registration("here", *slow)[0].advice
     # A group that does not compose says nothing against the losses.
-    not_composed = (fresh[0].replace("COMPOSED", ""), "HydraException")
+    not_composed = (output.replace("COMPOSED", ""), "HydraException")
     assert doctor.check_hydra(*not_composed).advice == "HydraException"
     assert [finding.level for finding in doctor.check_registration("here", *not_composed)] == ["ok", "ok"]
     # Its interpreter starts as the first one's does.
-    without = "import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'\n"
+    without_plugins = "import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'\n"
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
-    (finding,) = doctor.check_registration("here", run_fresh(without + code, tmp_path).stdout, "")
+    (finding,) = doctor.check_registration("here", run_fresh(without_plugins + code, tmp_path).stdout, "")
     assert finding.level == "error" and "VERL_USE_EXTERNAL_PLUGINS is 'none'" in finding.advice
 
 
@@ -125,10 +125,10 @@ def test_the_command_prints_advice_fails_on_errors_and_says_everything_if_asked(
     hints = (doctor.GPU_CHECKS, doctor.IN_A_JOB)
     groups = [(f"group {k}", [doctor.Finding("ok", f"what {k}.{i}", "x" * 60) for i in range(5)]) for k in range(8)]
     monkeypatch.setattr(doctor, "examine_environment", lambda ray: groups)
-    short, whole = (CliRunner().invoke(app, ["doctor", *more]).output.splitlines() for more in ([], ["--verbose"]))
-    assert (
-        len(short) == 8 + len(hints)
-        and short[0].startswith("ok      group 0: what 0.0 x")
-        and max(map(len, short[:8])) <= 120
-    )
-    assert len(whole) == 40 + len(hints) and f"ok      what 7.4: {'x' * 60}" in whole
+    short = CliRunner().invoke(app, ["doctor"]).output.splitlines()
+    assert len(short) == 8 + len(hints)
+    assert short[0].startswith("ok      group 0: what 0.0 x")
+    assert max(map(len, short[:8])) <= 120
+    verbose = CliRunner().invoke(app, ["doctor", "--verbose"]).output.splitlines()
+    assert len(verbose) == 40 + len(hints)
+    assert f"ok      what 7.4: {'x' * 60}" in verbose
