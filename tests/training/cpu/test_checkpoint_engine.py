@@ -22,37 +22,42 @@ def on_this_host(monkeypatch):
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
 
 
-def updated(trainer, rollout, weights) -> tuple[list[dict[str, torch.Tensor]], list[list[str]]]:
+def update_weights(trainer, rollout, weights) -> tuple[list[dict[str, torch.Tensor]], list[list[str]]]:
     """One update as verl's CheckpointEngineManager makes it: what each rollout worker got, what each rank read."""
     metadata = [engine.prepare() for engine in (*trainer, *rollout)]
     topology = GlooCheckpointEngine.build_topology(len(trainer), len(rollout), metadata)
-    read = [[] for _ in trainer]
+    names_read = [[] for _ in trainer]
 
     def join(engine, arguments, rank):
         engine.init_process_group(**{name: values[rank] for name, values in arguments.items()})
 
-    def reading(names):
+    def read_weights(names):
         for name, weight in weights.items():
             names.append(name)
             yield name, weight
 
     def send(engine, names):
-        asyncio.run(engine.send_weights(reading(names), global_steps=3))
+        asyncio.run(engine.send_weights(read_weights(names), global_steps=3))
+
+    def receive(engine):
+        return dict(engine.receive_weights())
 
     with ThreadPoolExecutor(len(trainer) + len(rollout)) as pool:
-        joined = [
+        joining = [
             pool.submit(join, engine, arguments, rank)
             for engines, arguments in zip((trainer, rollout), topology, strict=True)
             for rank, engine in enumerate(engines)
         ]
-        for future in joined:
+        for future in joining:
             future.result(60)
-        sent = [pool.submit(send, engine, names) for engine, names in zip(trainer, read, strict=True)]
-        received = [pool.submit(lambda engine: dict(engine.receive_weights()), engine) for engine in rollout]
-        result = [future.result(60) for future in (*sent, *received)][len(sent) :]
+        sending = [pool.submit(send, engine, names) for engine, names in zip(trainer, names_read, strict=True)]
+        receiving = [pool.submit(receive, engine) for engine in rollout]
+        for future in sending:
+            future.result(60)
+        received = [future.result(60) for future in receiving]
     for engine in (*trainer, *rollout):
         engine.finalize()
-    return result, read
+    return received, names_read
 
 
 @pytest.mark.parametrize("bucket_size", [16, 1 << 20])
@@ -61,26 +66,35 @@ def test_every_rollout_worker_gets_every_weight_in_every_update(bucket_size):
     rollout = [GlooCheckpointEngine(bucket_size) for _ in range(2)]
     for factor in (1, 3):
         weights = {name: factor * weight for name, weight in WEIGHTS.items()}
-        received, read = updated(trainer, rollout, weights)
-        for got in received:
-            assert list(got) == list(weights)
-            assert all(torch.equal(got[name], weight) for name, weight in weights.items())
+        received, names_read = update_weights(trainer, rollout, weights)
+        for weights_of_worker in received:
+            assert list(weights_of_worker) == list(weights)
+            assert all(torch.equal(weights_of_worker[name], weight) for name, weight in weights.items())
         # Each tensor is gathered from all ranks as it is read: a rank that stopped reading would hang the others.
-        assert read == [list(weights)] * 2
+        assert names_read == [list(weights)] * 2
 
 
-def test_verl_finds_it_and_makes_it_and_asks_of_it_what_it_did():
+def test_verl_finds_the_engine_and_asks_of_it_what_it_asked_before():
     register()
-    made = CheckpointEngineRegistry.new("gloo", bucket_size=8, is_master=True)
-    assert isinstance(made, GlooCheckpointEngine) and made.is_master
-    asked = {name for name, member in vars(CheckpointEngine).items() if getattr(member, "__isabstractmethod__", False)}
-    first = {"prepare", "build_topology", "init_process_group"}
-    assert asked == first | {"finalize", "send_weights", "receive_weights"}
-    for name in asked:
-        ours, of_verl = (
-            inspect.signature(getattr(engine, name)) for engine in (GlooCheckpointEngine, CheckpointEngine)
-        )
-        assert name == "init_process_group" or list(ours.parameters) == list(of_verl.parameters)
+    engine = CheckpointEngineRegistry.new("gloo", bucket_size=8, is_master=True)
+    assert isinstance(engine, GlooCheckpointEngine) and engine.is_master
+    methods = set()
+    for name, member in vars(CheckpointEngine).items():
+        if getattr(member, "__isabstractmethod__", False):
+            methods.add(name)
+    assert methods == {
+        "prepare",
+        "build_topology",
+        "init_process_group",
+        "finalize",
+        "send_weights",
+        "receive_weights",
+    }
+    # Each engine of verl's has its own arguments of init_process_group.
+    for name in methods - {"init_process_group"}:
+        own = inspect.signature(getattr(GlooCheckpointEngine, name))
+        of_verl = inspect.signature(getattr(CheckpointEngine, name))
+        assert list(own.parameters) == list(of_verl.parameters), name
     manager = inspect.getsource(CheckpointEngineManager.build_process_group)
     assert "self.backend_cls.build_topology(" in manager
     assert "receive_weights(global_steps=global_steps)" in inspect.getsource(base.CheckpointEngineWorker.update_weights)

@@ -14,12 +14,18 @@ from tests.composition import composition
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 # Keys that verl's configuration leaves out although it reads them.
-ADDED = {
-    *(f"ray_kwargs.ray_init.{key}" for key in ("num_gpus", "object_store_memory", "include_dashboard")),
-    *(f"{part}.model.override_config.attn_implementation" for part in ("actor_rollout_ref", "critic")),
-    *(f"actor_rollout_ref.{part}.fsdp_config.mixed_precision" for part in ("actor", "ref")),
-    *("ray_kwargs.ray_init.runtime_env.env_vars", "critic.fsdp.mixed_precision"),
-    *("actor_rollout_ref.rollout.engine_kwargs.cpu", "trainer.v1.sampler.sampler_kwargs"),
+ADDED_KEYS = {
+    "ray_kwargs.ray_init.num_gpus",
+    "ray_kwargs.ray_init.object_store_memory",
+    "ray_kwargs.ray_init.include_dashboard",
+    "ray_kwargs.ray_init.runtime_env.env_vars",
+    "actor_rollout_ref.model.override_config.attn_implementation",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision",
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision",
+    "actor_rollout_ref.rollout.engine_kwargs.cpu",
+    "critic.model.override_config.attn_implementation",
+    "critic.fsdp.mixed_precision",
+    "trainer.v1.sampler.sampler_kwargs",
 }
 
 
@@ -61,15 +67,15 @@ def test_without_the_environment_variable_it_stops_with_the_command_to_run(monke
 
 @pytest.mark.parametrize("file", sorted((CONFIGS / "hardware").rglob("*.yaml")), ids=lambda file: file.stem)
 def test_every_key_is_one_that_verl_has(file):
-    known = {*paths(OmegaConf.to_container(composition())), *ADDED}
-    keys = [key for key in paths(OmegaConf.to_container(OmegaConf.load(file))) if key != "defaults"]
-    below = tuple(f"{key}." for key in ADDED)
-    assert keys and [key for key in keys if key not in known and not key.startswith(below)] == []
+    known = {*keys_in(OmegaConf.to_container(composition())), *ADDED_KEYS}
+    keys = [key for key in keys_in(OmegaConf.to_container(OmegaConf.load(file))) if key != "defaults"]
+    prefixes = tuple(f"{key}." for key in ADDED_KEYS)
+    assert keys and [key for key in keys if key not in known and not key.startswith(prefixes)] == []
 
 
-def paths(node: dict, above: str = "") -> Iterator[str]:
+def keys_in(node: dict, prefix: str = "") -> Iterator[str]:
     """The key of every value and of every node of values."""
     for key, value in node.items():
-        yield f"{above}{key}"
+        yield f"{prefix}{key}"
         if isinstance(value, dict):
-            yield from paths(value, f"{above}{key}.")
+            yield from keys_in(value, f"{prefix}{key}.")

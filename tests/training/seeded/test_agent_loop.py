@@ -26,20 +26,20 @@ def test_the_seed_is_the_first_31_bits_of_a_sha256_and_every_argument_counts():
     # Every process and machine has to find this value:
     # printf '%s' '[42, 3, 7, 1, [{"content": "2 3 = 5", "role": "user"}]]' | sha256sum
     assert sampling_seed(42, 3, 7, 1, MESSAGES) == 0x48F4AFD5 >> 1
-    other = [{"role": "user", "content": "2 3 = 6"}]
-    cases = itertools.product(range(3), range(5), range(16), range(8), (MESSAGES, other))
-    seeds = [sampling_seed(*case) for case in cases]
+    other_messages = [{"role": "user", "content": "2 3 = 6"}]
+    arguments = itertools.product(range(3), range(5), range(16), range(8), (MESSAGES, other_messages))
+    seeds = [sampling_seed(*combination) for combination in arguments]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**31 for seed in seeds)
     # Not only the low half of the range: the mean of 3840 uniform numbers, to six standard errors.
     assert np.mean(seeds) / 2**31 == pytest.approx(0.5, abs=6 * 12**-0.5 * len(seeds) ** -0.5)
     # A message may hold what JSON does not know.
-    images = [[{"role": "user", "content": [{"type": "image", "image": object()}]}] for _ in range(2)]
-    assert sampling_seed(0, 1, 2, 3, images[0]) == sampling_seed(0, 1, 2, 3, images[1])
+    first, second = ([{"role": "user", "content": [{"type": "image", "image": object()}]}] for _ in range(2))
+    assert sampling_seed(0, 1, 2, 3, first) == sampling_seed(0, 1, 2, 3, second)
 
 
 @pytest.fixture
-def sent(monkeypatch):
+def calls_of_verl(monkeypatch):
     """The sampling parameters that verl's agent loop gets from ours, a dict a call."""
     calls = []
 
@@ -60,17 +60,19 @@ def run(sampling_params, **kwargs) -> AgentLoopOutput:
     return asyncio.run(loop.run(sampling_params, **fields))
 
 
-def test_every_request_has_its_own_seed_and_the_shared_parameters_stay(sent):
+def test_every_request_has_its_own_seed_and_the_shared_parameters_stay(calls_of_verl):
     shared = {"temperature": 0.7}
     outputs = [run(shared, session_id=session) for session in range(4)]
     assert shared == {"temperature": 0.7}
-    assert sent == [{"temperature": 0.7, "seed": sampling_seed(42, 3, 7, session, MESSAGES)} for session in range(4)]
-    assert [output.extra_fields["sampling_seed"] for output in outputs] == [call["seed"] for call in sent]
+    for session, (call, output) in enumerate(zip(calls_of_verl, outputs, strict=True)):
+        seed = sampling_seed(42, 3, 7, session, MESSAGES)
+        assert call == {"temperature": 0.7, "seed": seed}
+        assert output.extra_fields["sampling_seed"] == seed
     assert outputs[0].extra_fields["prompt_index"] == 7 and outputs[0].extra_fields["kept"] == 1
     # The type that verl carries a field in does not matter.
     for index in (np.int64(7), torch.tensor(7), np.array(7)):
         run({}, index=index, global_steps=np.int32(3))
-    assert {call["seed"] for call in sent[4:]} == {sampling_seed(42, 3, 7, 1, MESSAGES)}
+    assert {call["seed"] for call in calls_of_verl[4:]} == {sampling_seed(42, 3, 7, 1, MESSAGES)}
 
 
 def test_the_older_trainer_is_refused():
@@ -80,7 +82,7 @@ def test_the_older_trainer_is_refused():
 
 
 @pytest.mark.parametrize("overrides", [(), ("+clipx=acpo",), ("+clipx/rollout=seeded",)])
-def test_verl_knows_it_in_the_worker_of_a_run_that_chooses_it_and_in_no_other(monkeypatch, overrides):
+def test_verl_knows_the_agent_loop_in_the_worker_of_a_run_that_chooses_it_and_in_no_other(monkeypatch, overrides):
     monkeypatch.delitem(_agent_loop_registry, AGENT_LOOP, raising=False)
     monkeypatch.delitem(sys.modules, SeededSingleTurnAgentLoop.__module__)
     config = composition(*overrides)
@@ -95,25 +97,51 @@ def test_verl_knows_it_in_the_worker_of_a_run_that_chooses_it_and_in_no_other(mo
     assert (chosen == AGENT_LOOP) == (expected is not None) and chosen in _agent_loop_registry
 
 
-OF_SAMPLER = {
+MODULE_BY_SAMPLER = {
     "seeded": "pkg://verl_clipx.training.seeded.sampler",
     "frequent_polling": "pkg://verl_clipx.training.cpu.replay_buffer",
 }
 
 
 @pytest.mark.parametrize(
-    ("overrides", "sampler", "expected"),
+    ("overrides", "sampler", "arguments", "dtype"),
     [
-        ("+clipx/rollout=seeded +clipx=grpo actor_rollout_ref.rollout.name=vllm", "seeded", (None, "vllm", "bfloat16")),
-        ("+hardware=cpu +clipx/rollout=seeded", "seeded", (0.2, "cpu", "float64")),
-        ("+clipx/rollout=seeded +hardware=cpu", "seeded", (0.2, "cpu", "float64")),
-        # Without the group the hardware's sampler and precision stay.
-        ("+hardware=cpu", "frequent_polling", (0.2, None, "float32")),
+        pytest.param(
+            "+clipx/rollout=seeded +clipx=grpo actor_rollout_ref.rollout.name=vllm",
+            "seeded",
+            {"poll_interval": None, "rollout_name": "vllm"},
+            "bfloat16",
+            id="not on a cpu",
+        ),
+        pytest.param(
+            "+hardware=cpu +clipx/rollout=seeded",
+            "seeded",
+            {"poll_interval": 0.2, "rollout_name": "cpu"},
+            "float64",
+            id="after the hardware",
+        ),
+        pytest.param(
+            "+clipx/rollout=seeded +hardware=cpu",
+            "seeded",
+            {"poll_interval": 0.2, "rollout_name": "cpu"},
+            "float64",
+            id="before the hardware",
+        ),
+        # The hardware's sampler and precision stay.
+        pytest.param(
+            "+hardware=cpu",
+            "frequent_polling",
+            {"poll_interval": 0.2, "rollout_name": None},
+            "float32",
+            id="without the group",
+        ),
     ],
 )
-def test_the_groups_sampler_is_chosen_in_any_order_and_only_on_a_cpu_a_higher_precision(overrides, sampler, expected):
+def test_the_groups_sampler_is_chosen_in_any_order_and_only_on_a_cpu_a_higher_precision(
+    overrides, sampler, arguments, dtype
+):
     config = composition(*overrides.split())
     node = config.trainer.v1.sampler
-    assert node.custom_sampler == {"path": OF_SAMPLER[sampler], "name": sampler}
-    given = (node.sampler_kwargs.get(name) for name in ("poll_interval", "rollout_name"))
-    assert (*given, config.actor_rollout_ref.rollout.dtype) == expected
+    assert node.custom_sampler == {"path": MODULE_BY_SAMPLER[sampler], "name": sampler}
+    assert {name: node.sampler_kwargs.get(name) for name in arguments} == arguments
+    assert config.actor_rollout_ref.rollout.dtype == dtype

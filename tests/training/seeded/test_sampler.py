@@ -10,19 +10,20 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from tests.composition import composition
-from tests.training.cpu.test_replay_buffer import replay_buffer
+from tests.training.cpu.test_replay_buffer import build_replay_buffer
 from verl_clipx.training.seeded import sampler as seeded_sampler
 from verl_clipx.training.seeded.sampler import SeededReplayBuffer, row_order, seeded
 
 
-def fields(index, seed):
+def fields_of(index, seed):
+    """The extra fields of a row, by which rows are ordered."""
     return {"prompt_index": index, "sampling_seed": seed}
 
 
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        # By index, then sample, then output.
+        # From each row's key to its prompt's index and its seed. By index, then sample, then output.
         ({"a_10_0": (12, 5), "a_2_1": (12, 6), "b_0_0": (3, 9), "a_2_0": (12, 6)}, "b_0_0 a_2_0 a_2_1 a_10_0"),
         # An index may be a text.
         ({"a_0_0": ("x-10", 1), "b_0_0": (7, 2), "c_0_0": ("w", 3)}, "b_0_0 c_0_0 a_0_0"),
@@ -31,8 +32,9 @@ def fields(index, seed):
     ],
 )
 def test_rows_are_ordered_by_hand(rows, expected):
-    order = row_order([*rows], [fields(*of_row) for of_row in rows.values()])
-    assert [[*rows][row] for row in order] == expected.split()
+    keys = [*rows]
+    order = row_order(keys, [fields_of(index, seed) for index, seed in rows.values()])
+    assert [keys[row] for row in order] == expected.split()
 
 
 def test_a_row_of_another_agent_loop_is_refused():
@@ -41,10 +43,10 @@ def test_a_row_of_another_agent_loop_is_refused():
 
 
 @pytest.fixture
-def waiting(monkeypatch):
+def make_buffer(monkeypatch):
     """Replaces verl's waiting and TransferQueue by rows that have arrived, key to extra fields."""
 
-    def arrive(rows: dict[str, dict]) -> SeededReplayBuffer:
+    def make(rows: dict[str, dict]) -> SeededReplayBuffer:
         def wait(self, global_steps, partition_id, batch_size):
             tags = [{"seq_len": key} for key in rows]
             return KVBatchMeta(partition_id=partition_id, keys=list(rows), tags=tags), {"metric": 1.0}
@@ -57,35 +59,37 @@ def waiting(monkeypatch):
         monkeypatch.setattr(seeded_sampler.tq, "kv_batch_get", read)
         return object.__new__(SeededReplayBuffer)
 
-    return arrive
+    return make
 
 
-def test_tags_follow_their_rows_and_metrics_stay(waiting):
-    buffer = waiting({"a_1_0": fields(2, 8), "b_0_0": fields(1, 7), "a_0_0": fields(2, 9)})
+def test_tags_follow_their_rows_and_metrics_stay(make_buffer):
+    buffer = make_buffer({"a_1_0": fields_of(2, 8), "b_0_0": fields_of(1, 7), "a_0_0": fields_of(2, 9)})
     batch, metrics = buffer.sample(global_steps=1, partition_id="train", batch_size=2)
     assert batch.keys == ["b_0_0", "a_0_0", "a_1_0"]
     assert [tag["seq_len"] for tag in batch.tags] == batch.keys
     assert metrics == {"metric": 1.0}
     # A batch in which every sample failed passes.
-    assert waiting({}).sample(global_steps=1, partition_id="val", batch_size=2)[0].keys == []
+    batch, _ = make_buffer({}).sample(global_steps=1, partition_id="val", batch_size=2)
+    assert batch.keys == []
 
 
-def built(*overrides):
+def build(*overrides):
     config = composition("actor_rollout_ref.rollout.name=vllm", *overrides)
     OmegaConf.resolve(config.trainer.v1.sampler)
-    return replay_buffer(config)
+    return build_replay_buffer(config)
 
 
 @pytest.mark.slow
 def test_verl_builds_its_own_buffer_with_ordered_rows_and_refuses_rollouts_of_earlier_weights():
     for refill_failed in (False, True):
         refills = f"trainer.v1.sampler.sync_refill_failed_groups={refill_failed}"
-        ours, theirs = built(refills, "+clipx/rollout=seeded"), built(refills)
-        assert type(ours).__name__ == "SeededReplayBuffer" and type(theirs) is ReplayBuffer
-        assert vars(ours) == vars(theirs) | {"sampler_kwargs": ours.sampler_kwargs}
+        seeded_buffer = build(refills, "+clipx/rollout=seeded")
+        buffer_of_verl = build(refills)
+        assert type(seeded_buffer).__name__ == "SeededReplayBuffer" and type(buffer_of_verl) is ReplayBuffer
+        assert vars(seeded_buffer) == vars(buffer_of_verl) | {"sampler_kwargs": seeded_buffer.sampler_kwargs}
     message = r"clipx_rollout\.versions_old=3: must be 0; only training in one process"
     with pytest.raises(ValueError, match=message):
-        built("+clipx/rollout=stale", "clipx_rollout.versions_old=3")
+        build("+clipx/rollout=stale", "clipx_rollout.versions_old=3")
 
 
 @pytest.mark.parametrize(

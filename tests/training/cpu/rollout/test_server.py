@@ -26,21 +26,28 @@ def model_config(tmp_path_factory):
 
 
 @pytest.fixture
-def configured(model_config):
+def build_server(model_config):
     def build(replica_rank: int = 0, **options) -> CPUServer:
-        defaults = dict(name="cpu", dtype="float32", load_format="auto", tensor_model_parallel_size=1)
-        defaults |= dict(prompt_length=16, response_length=8, free_cache_engine=True)
+        defaults = dict(
+            name="cpu",
+            dtype="float32",
+            load_format="auto",
+            tensor_model_parallel_size=1,
+            prompt_length=16,
+            response_length=8,
+            free_cache_engine=True,
+        )
         return CPUServer(RolloutConfig(**{**defaults, **options}), model_config, replica_rank)
 
     return build
 
 
-def in_a_loop(test):
+def run_in_a_loop(test):
     """Runs a coroutine as a test."""
     return functools.wraps(test)(lambda **fixtures: asyncio.run(test(**fixtures)))
 
 
-async def started(server: CPUServer) -> CPUServer:
+async def launch(server: CPUServer) -> CPUServer:
     await server.launch_server()
     return server
 
@@ -49,7 +56,7 @@ async def ask(server: CPUServer, request_id: str = "r", prompt=PROMPT, **paramet
     return await server.generate(prompt, {"logprobs": True, **parameters}, request_id)
 
 
-async def underway(server: CPUServer, request_id: str = "r", **parameters) -> asyncio.Task:
+async def start_request(server: CPUServer, request_id: str = "r", **parameters) -> asyncio.Task:
     """A request that has generated something and is not done."""
     task = asyncio.create_task(ask(server, request_id, **parameters))
     for _ in range(5):
@@ -58,29 +65,39 @@ async def underway(server: CPUServer, request_id: str = "r", **parameters) -> as
     return task
 
 
-@in_a_loop
-async def test_an_answer_is_as_long_as_the_configuration_leaves(configured):
-    server = await started(configured())
-    answer, silent = await ask(server), await server.generate(PROMPT, {}, "r")
+@run_in_a_loop
+async def test_an_answer_is_as_long_as_the_configuration_leaves(build_server):
+    server = await launch(build_server())
+    answer = await ask(server)
     assert 1 <= len(answer.token_ids) <= 8 and len(answer.log_probs) == len(answer.token_ids)
-    assert answer.stop_reason == "completed" and silent.log_probs is None
-    server = await started(configured(ignore_eos=True))
-    # response_length; and prompt_length + response_length - 20.
-    assert [len((await ask(server, prompt=[5] * length)).token_ids) for length in (3, 20)] == [8, 4]
+    assert answer.stop_reason == "completed"
+    without_log_probs = await server.generate(PROMPT, {}, "r")
+    assert without_log_probs.log_probs is None
+    server = await launch(build_server(ignore_eos=True))
+    short_prompt = await ask(server, prompt=[5] * 3)
+    # response_length.
+    assert len(short_prompt.token_ids) == 8
+    long_prompt = await ask(server, prompt=[5] * 20)
+    # prompt_length + response_length - 20.
+    assert len(long_prompt.token_ids) == 4
 
 
-@in_a_loop
-async def test_what_it_cannot_continue_is_refused(configured):
-    server, length = await started(configured()), "must be between 1 and 127"
-    for prompt, images, message in (([], None, length), ([5] * 128, None, length), (PROMPT, ["x"], "only from text")):
+@run_in_a_loop
+async def test_what_it_cannot_continue_is_refused(build_server):
+    server = await launch(build_server())
+    for prompt, images, message in (
+        ([], None, "must be between 1 and 127"),
+        ([5] * 128, None, "must be between 1 and 127"),
+        (PROMPT, ["x"], "only from text"),
+    ):
         with pytest.raises(ValueError, match=message):
             await server.generate(prompt, {}, "r", image_data=images)
 
 
-@in_a_loop
-async def test_abort_returns_the_partial_answer_and_parks_or_rejects_new_requests_until_resumed(configured):
-    server = await started(configured())
-    running = await underway(server, "running", **ENDLESS)
+@run_in_a_loop
+async def test_abort_returns_the_partial_answer_and_parks_or_rejects_new_requests_until_resumed(build_server):
+    server = await launch(build_server())
+    running = await start_request(server, "running", **ENDLESS)
     assert await server.abort_all_requests() == {"aborted_count": 1, "request_ids": ["running"]}
     partial = await running
     assert partial.stop_reason == "aborted"
@@ -97,11 +114,11 @@ async def test_abort_returns_the_partial_answer_and_parks_or_rejects_new_request
     assert (await ask(server)).stop_reason == "completed"
 
 
-@in_a_loop
-async def test_sleep_suspends_old_and_new_requests_until_the_cache_is_woken(configured):
-    server = await started(configured())
+@run_in_a_loop
+async def test_sleep_suspends_old_and_new_requests_until_the_cache_is_woken(build_server):
+    server = await launch(build_server())
     undisturbed = await ask(server, seed=1, ignore_eos=True, max_tokens=20)
-    task = await underway(server, seed=1, ignore_eos=True, max_tokens=20)
+    task = await start_request(server, seed=1, ignore_eos=True, max_tokens=20)
     await server.sleep()
     late = asyncio.create_task(ask(server, "late"))
     await server.wake_up(tags=["weights"])
@@ -116,14 +133,15 @@ async def test_sleep_suspends_old_and_new_requests_until_the_cache_is_woken(conf
     await server.wake_up()
     assert (await late).stop_reason == "completed"
     # Whoever keeps the cache does not sleep.
-    server = await started(configured(free_cache_engine=False))
+    server = await launch(build_server(free_cache_engine=False))
     await server.sleep()
     assert (await ask(server)).stop_reason == "completed"
 
 
-@in_a_loop
-async def test_a_server_without_weights_says_so_and_learns_them(configured):
-    trained, server = random_policy(7), await started(configured(load_format="dummy"))
+@run_in_a_loop
+async def test_a_server_without_weights_says_so_and_learns_them(build_server):
+    trained = random_policy(7)
+    server = await launch(build_server(load_format="dummy"))
     with pytest.raises(RuntimeError, match="has no weights yet"):
         await ask(server)
     *first, last = pack_weights(trained.named_parameters(), max_bytes=50_000)
@@ -133,19 +151,22 @@ async def test_a_server_without_weights_says_so_and_learns_them(configured):
         await ask(server)
     await server.load_weights(last, last=True, global_steps=4)
     answer = await ask(server, temperature=0, **ENDLESS)
-    given = dict(do_sample=False, max_new_tokens=100, eos_token_id=None, pad_token_id=0)
-    assert answer.token_ids == trained.generate(torch.tensor([PROMPT]), **given)[0, len(PROMPT) :].tolist()
+    expected = trained.generate(
+        torch.tensor([PROMPT]), do_sample=False, max_new_tokens=100, eos_token_id=None, pad_token_id=0
+    )
+    assert answer.token_ids == expected[0, len(PROMPT) :].tolist()
     assert answer.extra_fields["global_steps"] == 4
-    server = await started(configured(load_format="dummy"))
-    (lacking,) = pack_weights((item for item in trained.named_parameters() if item[0] != "model.norm.weight"), 1 << 30)
+    server = await launch(build_server(load_format="dummy"))
+    incomplete = [item for item in trained.named_parameters() if item[0] != "model.norm.weight"]
+    (message,) = pack_weights(incomplete, 1 << 30)
     with pytest.raises(RuntimeError, match=r"lacks model\.norm\.weight"):
-        await server.load_weights(lacking, last=True, global_steps=1)
+        await server.load_weights(message, last=True, global_steps=1)
 
 
-@in_a_loop
-async def test_no_token_is_generated_from_half_an_update(configured):
-    server = await started(configured())
-    task = await underway(server, **ENDLESS)
+@run_in_a_loop
+async def test_no_token_is_generated_from_half_an_update(build_server):
+    server = await launch(build_server())
+    task = await start_request(server, **ENDLESS)
     request = next(iter(server._completions))
     *first, last = pack_weights(random_policy(1).named_parameters(), max_bytes=50_000)
     for message in first:
@@ -160,10 +181,10 @@ async def test_no_token_is_generated_from_half_an_update(configured):
     assert len((await task).token_ids) == 100
 
 
-@in_a_loop
-async def test_a_crash_while_generating_reaches_everyone_who_waits(configured):
-    server = await started(configured())
-    waiting = [await underway(server, str(n), **ENDLESS) for n in range(2)]
+@run_in_a_loop
+async def test_a_crash_while_generating_reaches_everyone_who_waits(build_server):
+    server = await launch(build_server())
+    waiting = [await start_request(server, str(n), **ENDLESS) for n in range(2)]
 
     def explode(*args, **kwargs):
         raise ArithmeticError("out of numbers")
@@ -179,10 +200,10 @@ async def test_a_crash_while_generating_reaches_everyone_who_waits(configured):
 
 
 @pytest.mark.parametrize("is_unknown", [True, False])
-@in_a_loop
-async def test_a_failed_update_reaches_everyone_who_waits(configured, is_unknown):
-    server = await started(configured())
-    running = await underway(server, "running", **ENDLESS)
+@run_in_a_loop
+async def test_a_failed_update_reaches_everyone_who_waits(build_server, is_unknown):
+    server = await launch(build_server())
+    running = await start_request(server, "running", **ENDLESS)
     (message,) = pack_weights(random_policy(1).named_parameters(), max_bytes=1 << 30)
     norm = message.pop("model.norm.weight")
     if is_unknown:
@@ -197,24 +218,26 @@ async def test_a_failed_update_reaches_everyone_who_waits(configured, is_unknown
             await asyncio.wait_for(task, 10)
 
 
-def answers(server: CPUServer, names: list[str], **parameters) -> list[list[int]]:
-    async def scenario():
-        await started(server)
+def ask_in_turn(server: CPUServer, names: list[str], **parameters) -> list[list[int]]:
+    """The tokens of answers to requests of some names, one after the other."""
+
+    async def ask_all():
+        await launch(server)
         return [(await ask(server, name, **parameters)).token_ids for name in names]
 
-    return asyncio.run(scenario())
+    return asyncio.run(ask_all())
 
 
-def test_a_sample_follows_from_the_order_of_arrival_the_requests_name_or_its_own_seed(configured):
-    first = answers(configured(), ["a", "b", "c"])
-    assert answers(configured(), ["x", "y", "z"]) == first and len(set(map(tuple, first))) > 1
+def test_a_sample_follows_from_the_order_of_arrival_the_requests_name_or_its_own_seed(build_server):
+    first = ask_in_turn(build_server(), ["a", "b", "c"])
+    assert ask_in_turn(build_server(), ["x", "y", "z"]) == first and len(set(map(tuple, first))) > 1
     for options in ({"replica_rank": 1}, {"seed": 7}):
-        assert answers(configured(**options), ["a", "b", "c"]) != first
-    named = answers(configured(full_determinism=True), ["a", "b", "c"])
-    assert answers(configured(1, full_determinism=True), ["c", "a", "b"]) == [named[2], named[0], named[1]]
-    own, again = answers(configured(), ["a", "b"], seed=9)
-    assert own == again
-    assert answers(configured(1, seed=8), ["a", "b"], seed=9) == [own, own]
+        assert ask_in_turn(build_server(**options), ["a", "b", "c"]) != first
+    of_a, of_b, of_c = ask_in_turn(build_server(full_determinism=True), ["a", "b", "c"])
+    assert ask_in_turn(build_server(1, full_determinism=True), ["c", "a", "b"]) == [of_c, of_a, of_b]
+    with_own_seed, with_same_seed = ask_in_turn(build_server(), ["a", "b"], seed=9)
+    assert with_own_seed == with_same_seed
+    assert ask_in_turn(build_server(1, seed=8), ["a", "b"], seed=9) == [with_own_seed, with_own_seed]
 
 
 @pytest.mark.parametrize(("key", "value"), [("dtype", "bfloat16"), ("logprobs_mode", "raw_logits")])
