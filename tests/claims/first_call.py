@@ -23,11 +23,11 @@ from verl_clipx.training.worker.state import ControllerState
 from verl_clipx.training.worker.step import RolloutBatch
 
 # Log-ratios of a sequence's tokens: at ratio 1, between and beyond all usual bounds; then also beyond verl's clamp.
-NEAR = (0.0, 0.15, -0.15, 0.5, -0.7, 1.5, -3.0, 0.05, -0.4)
-FAR = (0.0, 0.15, -0.15, 0.5, 25.0, -25.0, 1.5, -3.0, -0.4)
+NEAR_OLD_POLICY = (0.0, 0.15, -0.15, 0.5, -0.7, 1.5, -3.0, 0.05, -0.4)
+FAR_FROM_OLD_POLICY = (0.0, 0.15, -0.15, 0.5, 25.0, -25.0, 1.5, -3.0, -0.4)
 
 
-def moved_batch(log_ratios: tuple[float, ...]) -> dict[str, Tensor]:
+def make_batch(log_ratios: tuple[float, ...]) -> dict[str, Tensor]:
     """Six ragged sequences of either sign of advantage, the last one without a token that counts; float32."""
     generator = torch.Generator().manual_seed(0)
     log_ratio = torch.tensor(log_ratios).repeat(6, 1)
@@ -45,20 +45,28 @@ def moved_batch(log_ratios: tuple[float, ...]) -> dict[str, Tensor]:
 
 
 # What verl's ppo_loss and the plugin read of the ActorConfig.
-READ = (
-    *("policy_loss", "loss_agg_mode", "loss_scale_factor", "entropy_coeff"),
-    *("use_kl_loss", "kl_loss_type", "kl_loss_coef"),
-    *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
+FIELDS_READ = (
+    "policy_loss",
+    "loss_agg_mode",
+    "loss_scale_factor",
+    "entropy_coeff",
+    "use_kl_loss",
+    "kl_loss_type",
+    "kl_loss_coef",
+    "clip_ratio",
+    "clip_ratio_low",
+    "clip_ratio_high",
+    "clip_ratio_c",
 )
-_FOUND: dict[str, list[dict[str, float]]] = {}
+_METRICS_BY_FIELDS: dict[str, list[dict[str, float]]] = {}
 
 
 def first_call(actor: ActorConfig) -> list[dict[str, float]]:
     """As `train`, once for each set of what it reads: different overrides may lead to the same one."""
-    key = repr([getattr(actor, name) for name in READ])
-    if key not in _FOUND:
-        _FOUND[key] = train(actor)
-    return _FOUND[key]
+    key = repr([getattr(actor, name) for name in FIELDS_READ])
+    if key not in _METRICS_BY_FIELDS:
+        _METRICS_BY_FIELDS[key] = train(actor)
+    return _METRICS_BY_FIELDS[key]
 
 
 def train(actor: ActorConfig) -> list[dict[str, float]]:
@@ -68,29 +76,48 @@ def train(actor: ActorConfig) -> list[dict[str, float]]:
     stays near it: far away not all of verl's losses are finite. Fails if another loss is registered, something is not
     finite, or no token of any step got a gradient.
     """
-    policy_loss, settings, loss_mode = actor.policy_loss, actor.policy_loss.clipx, actor.policy_loss.loss_mode
-    observed = isinstance(settings, Observe)
-    assert is_ours(get_policy_loss_fn(loss_mode)) != observed, loss_mode
-    if observed:
+    policy_loss = actor.policy_loss
+    settings = policy_loss.clipx
+    loss_mode = policy_loss.loss_mode
+    is_observed = isinstance(settings, Observe)
+    assert is_ours(get_policy_loss_fn(loss_mode)) != is_observed, loss_mode
+    if is_observed:
         observe_registered(loss_mode)
-    state, found, moved = ControllerState(), [], False
-    for log_ratios in (NEAR,) if observed else (NEAR, FAR) if settings.scope == "lagged" else (FAR,):
-        batch = moved_batch(log_ratios)
-        for token_pass in [None] if observed else token_passes(policy_loss):
+        rollout_batches = [NEAR_OLD_POLICY]
+        passes = [None]
+    else:
+        rollout_batches = [FAR_FROM_OLD_POLICY]
+        if settings.scope == "lagged":
+            rollout_batches.insert(0, NEAR_OLD_POLICY)
+        passes = token_passes(policy_loss)
+    state = ControllerState()
+    metrics_of_steps = []
+    has_gradient = False
+    for log_ratios in rollout_batches:
+        batch = make_batch(log_ratios)
+        for token_pass in passes:
             # Not the first update, whose ratio is 1 where a rollout batch gets one update.
-            step, at = None, RolloutBatch(token_pass=token_pass, update=1)
-            if not observed:
-                passes = partial(run_extra_pass, policy_loss, batch, WHOLE)
-                data = micro_batch(batch, ROWS)[0]
-                step = plan_step(policy_loss, state, at, data, extra_pass=passes, all_reduce=lambda vector: vector)
-            of_model = {"entropy": batch["entropy"], "reference": batch["log_prob"] - 0.1}
-            loss, gradient, metrics = updates.train(loss_function(actor, step), batch, **of_model)
-            if not observed:
-                state.end(step, at.position)
-            broken = {key: value for key, value in metrics.items() if not abs(float(value)) < float("inf")}
-            assert loss.isfinite(), f"step {len(found)}: the loss is {loss}"
-            assert gradient.isfinite().all() and not broken, f"step {len(found)}: the gradient is {gradient}; {broken}"
-            moved |= bool(gradient.any())
-            found.append(metrics)
-    assert moved, "no token got a gradient"
-    return found
+            rollout_batch = RolloutBatch(token_pass=token_pass, update=1)
+            step = None
+            if not is_observed:
+                step = plan_step(
+                    policy_loss,
+                    state,
+                    rollout_batch,
+                    micro_batch(batch, ROWS)[0],
+                    extra_pass=partial(run_extra_pass, policy_loss, batch, WHOLE),
+                    all_reduce=lambda vector: vector,
+                )
+            outputs = {"entropy": batch["entropy"], "reference": batch["log_prob"] - 0.1}
+            loss, gradient, metrics = updates.train(loss_function(actor, step), batch, **outputs)
+            if not is_observed:
+                state.end(step, rollout_batch.position)
+            place = f"step {len(metrics_of_steps)}"
+            assert loss.isfinite(), f"{place}: the loss is {loss}"
+            assert gradient.isfinite().all(), f"{place}: the gradient is {gradient}"
+            not_finite = {key: value for key, value in metrics.items() if not abs(float(value)) < float("inf")}
+            assert not not_finite, f"{place}: {not_finite}"
+            has_gradient |= bool(gradient.any())
+            metrics_of_steps.append(metrics)
+    assert has_gradient, "no token got a gradient"
+    return metrics_of_steps

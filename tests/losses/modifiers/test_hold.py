@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.claims.configuration import ACTOR, actor_of, decided, merged, refusals_in
-from tests.claims.first_call import NEAR, first_call, moved_batch
+from tests.claims.first_call import NEAR_OLD_POLICY, first_call, make_batch
 from tests.losses.methods.hand_rows import apply_method, row, tokens_at
 from tests.messages import assert_names
 from tests.training.worker.updates import loss_function, train
@@ -187,7 +187,7 @@ def test_a_loss_of_a_users_own_with_fixed_bounds_holds_a_target_as_grpo_does(nam
     users_values = {**hold_values, "clipx.function": f"tests.example_losses:{name}"}
     grpo = actor_of(merged(["+clipx=grpo", f"+clipx/hold={target}"], grpo_values))
     users_loss = actor_of(merged(["+clipx=custom", f"+clipx/hold={target}"], users_values))
-    batch = moved_batch(NEAR)
+    batch = make_batch(NEAR_OLD_POLICY)
     trained = train(loss_function(users_loss), batch)
     expected = train(loss_function(grpo), batch)
     torch.testing.assert_close(trained.gradient, expected.gradient)
@@ -317,7 +317,7 @@ def test_verls_bounds_are_named_as_not_used_even_if_they_repeat_its_default():
 def test_the_metric_named_where_a_value_is_missing_is_the_share_on_which_the_clip_acts(method, no_bounds):
     with pytest.raises(ValueError, match=r"clipx\.hold\.value.*logs its own as pg_clipfrac"):
         make_method(method, value=None)
-    batch = moved_batch(NEAR)
+    batch = make_batch(NEAR_OLD_POLICY)
     tokens = int(batch["mask"].sum())
     with_bounds = train(loss_function(actor_of(merged([f"+clipx={method}"], {}))), batch)
     without_bounds = train(loss_function(actor_of(merged([f"+clipx={method}"], no_bounds))), batch)

@@ -16,7 +16,7 @@ from verl_clipx.training.worker.declared_columns import DECLARATION, OURS
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredColumns:
     """As verl's EngineBatchSpec."""
 
     required_keys: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class Declared:
 
 
 @dataclass
-class Referred:
+class BatchOfReferences:
     """A rollout batch of which the columns stay elsewhere until a worker's entry point asks for those it declares."""
 
     columns: Any
@@ -53,33 +53,33 @@ class Context:
         return output
 
 
-# verl's own, of which none is ours.
-OF_VERL = Declared(
+# What verl itself declares; none of it is a column of the plugin's.
+DECLARED_BY_VERL = DeclaredColumns(
     required_keys=("prompts", "responses", "response_mask"),
     optional_keys=("old_log_probs", "advantages", "ref_log_prob", "dp_size", "batch_num_tokens", "global_batch_size"),
 )
 
 
 @pytest.fixture
-def referred(worker_and_data, monkeypatch):  # noqa: F811
+def build_worker_and_batch(worker_and_data, monkeypatch):  # noqa: F811
     """A worker of +clipx=grpo and a batch of references with every column of ours, and those that verl declares."""
 
-    def build(*, declared=OF_VERL, lost=()):
+    def build(*, declared=DECLARED_BY_VERL, lost=()):
         monkeypatch.setattr(engine_workers, DECLARATION, declared, raising=False)
-        worker, data = worker_and_data("+clipx=grpo", kind=Seeing)
+        worker, data = worker_and_data("+clipx=grpo", kind=RecordingWorker)
         for name in OURS:
             if name not in data:
                 data[name] = torch.ones_like(data["advantages"])
         others = [name for name in sorted(data.keys()) if name not in OURS]
-        if declared is OF_VERL:
-            every = Declared(OF_VERL.required_keys, tuple(others))
-            monkeypatch.setattr(engine_workers, DECLARATION, every, raising=False)
-        return worker, Referred(data, lost)
+        if declared is DECLARED_BY_VERL:
+            all_others = DeclaredColumns(DECLARED_BY_VERL.required_keys, tuple(others))
+            monkeypatch.setattr(engine_workers, DECLARATION, all_others, raising=False)
+        return worker, BatchOfReferences(data, lost)
 
     return build
 
 
-class Seeing(Worker):
+class RecordingWorker(Worker):
     """Keeps the columns that verl's loop over the mini-batches got."""
 
     columns: frozenset[str] = frozenset()
@@ -89,8 +89,8 @@ class Seeing(Worker):
         return super().train_batch(data)
 
 
-def test_the_worker_gets_every_column_of_ours_and_verl_gets_its_output_back(referred):
-    worker, batch = referred()
+def test_the_worker_gets_every_column_of_ours_and_verl_gets_its_output_back(build_worker_and_batch):
+    worker, batch = build_worker_and_batch()
     output = worker.train_mini_batch(batch)
     assert set(OURS) <= worker.columns
     assert batch.finalized == [output] and "clipx/ratio_mean" in tu.get(output, "metrics")
@@ -103,15 +103,15 @@ def test_a_batch_that_came_whole_needs_no_declaration(worker_and_data):  # noqa:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_the_run_stops_where_a_column_is_dropped_nevertheless(referred, name):
-    worker, batch = referred(lost=(name,))
+def test_the_run_stops_where_a_column_is_dropped_nevertheless(build_worker_and_batch, name):
+    worker, batch = build_worker_and_batch(lost=(name,))
     with pytest.raises(RuntimeError, match=rf"drops {name} before the worker.*trainer\.use_v1=True"):
         worker.train_mini_batch(batch)
     assert not worker.columns
 
 
 @pytest.mark.parametrize("declared", [None, ("input_ids",)], ids=str)
-def test_the_run_stops_where_columns_can_not_be_declared(referred, declared):
-    worker, batch = referred(declared=declared)
+def test_the_run_stops_where_columns_can_not_be_declared(build_worker_and_batch, declared):
+    worker, batch = build_worker_and_batch(declared=declared)
     with pytest.raises(RuntimeError, match=rf"no {DECLARATION} with optional_keys.*uid"):
         worker.train_mini_batch(batch)

@@ -51,10 +51,12 @@ from verl_clipx.training.worker.layout import pad_rows
 from verl_clipx.training.worker.loss_function import with_micro_batch
 from verl_clipx.training.worker.step import OptimizerStep
 
-NUMBER, FEW = 500, 60
+CONFIGURATIONS = 500
+# Those of every run of the tests; the others are for a release.
+FIRST_CONFIGURATIONS = 60
 
-# verl's loss that a group is, and what verl's keys say to be it where they are not drawn.
-OF_VERL = {
+# From a group to the loss of verl's that it is, and the values that verl's keys need for that if they are not drawn.
+LOSSES_OF_VERL = {
     "grpo": ("vanilla", {}),
     "dapo": ("vanilla", {"clip_ratio_high": 0.28}),
     "cispo": ("cispo", {}),
@@ -67,7 +69,7 @@ OF_VERL = {
 }
 
 POLICY_LOSS = f"{ACTOR}.policy_loss"
-OF_DISTILLATION = DISTILLATION_LOSS.rpartition(".")[0]
+DISTILLATION_SETTINGS = DISTILLATION_LOSS.rpartition(".")[0]
 
 # What is drawn of each key; NOT_DRAWN says why the others are not.
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -89,7 +91,11 @@ VALUES: dict[str, tuple[Any, ...]] = {
     f"{POLICY_LOSS}.rollout_correction.rollout_is": ("token",),
     f"{POLICY_LOSS}.rollout_correction.loss_type": ("reinforce",),
     f"{ACTOR}.loss_agg_mode": (
-        *("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+        "token-mean",
+        "token-sum",
+        "seq-mean-token-sum",
+        "seq-mean-token-mean",
+        "seq-mean-token-sum-norm",
     ),
     f"{ACTOR}.loss_scale_factor": (100, None),
     f"{ACTOR}.entropy_coeff": (0.0, 0.01),
@@ -111,48 +117,54 @@ VALUES: dict[str, tuple[Any, ...]] = {
     TASK_REWARDS: (True, True, False),
     DISTILLATION_LOSS: ("k1", "k3", "mse"),
     DISTILLATION_COEFFICIENT: (0.5,),
-    f"{OF_DISTILLATION}.use_policy_gradient": (True, False),
-    f"{OF_DISTILLATION}.policy_loss_mode": ("vanilla",),
-    f"{OF_DISTILLATION}.loss_max_clamp": (0.2, None),
-    f"{OF_DISTILLATION}.clip_ratio": (0.1,),
-    f"{OF_DISTILLATION}.clip_ratio_low": (0.1,),
-    f"{OF_DISTILLATION}.clip_ratio_high": (0.4,),
+    f"{DISTILLATION_SETTINGS}.use_policy_gradient": (True, False),
+    f"{DISTILLATION_SETTINGS}.policy_loss_mode": ("vanilla",),
+    f"{DISTILLATION_SETTINGS}.loss_max_clamp": (0.2, None),
+    f"{DISTILLATION_SETTINGS}.clip_ratio": (0.1,),
+    f"{DISTILLATION_SETTINGS}.clip_ratio_low": (0.1,),
+    f"{DISTILLATION_SETTINGS}.clip_ratio_high": (0.4,),
     "critic.cliprange_value": (0.3,),
 }
 
 NOT_DRAWN = {
     # verl fills them in.
-    *(f"{ACTOR}.global_batch_info", f"{OF_DISTILLATION}.global_batch_info"),
+    f"{ACTOR}.global_batch_info",
+    f"{DISTILLATION_SETTINGS}.global_batch_info",
     # Of the loss on the student's logits, which a micro-batch of log-probabilities doesn't have.
-    *(f"{OF_DISTILLATION}.{key}" for key in ("topk", "log_prob_min_clamp", "use_chunked_topk")),
-    f"{OF_DISTILLATION}.chunked_topk_chunk_size",
+    f"{DISTILLATION_SETTINGS}.topk",
+    f"{DISTILLATION_SETTINGS}.log_prob_min_clamp",
+    f"{DISTILLATION_SETTINGS}.use_chunked_topk",
+    f"{DISTILLATION_SETTINGS}.chunked_topk_chunk_size",
     # Of the critic's loss.
-    *("critic.loss_agg_mode", "critic.loss_scale_factor"),
+    "critic.loss_agg_mode",
+    "critic.loss_scale_factor",
     # Every value but verl's own is refused.
     "algorithm.rollout_correction.score_centering",
     # Of a loss that is refused.
-    *(f"{ACTOR}.policy_loss.{key}" for key in ("local_eta", "local_topk")),
+    f"{POLICY_LOSS}.local_eta",
+    f"{POLICY_LOSS}.local_topk",
     # verl's trainer doesn't compose them.
-    *("algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"),
+    "algorithm.gdpo_reward_keys",
+    "algorithm.gdpo_reward_weights",
 }
 
 # The keys that only matter together with others are drawn with them.
-TOGETHER = {
+DRAWN_WITH = {
     ROLLOUT_RS: (RS_THRESHOLD,),
-    DISTILLATION: (DISTILLATION_LOSS, f"{OF_DISTILLATION}.use_policy_gradient"),
+    DISTILLATION: (DISTILLATION_LOSS, f"{DISTILLATION_SETTINGS}.use_policy_gradient"),
     f"{ACTOR}.use_kl_loss": (f"{ACTOR}.kl_loss_type",),
 }
 
 # Those that verl has, too, come more often. Two need bounds that a run has measured.
-GROUPS = tuple(OF_VERL) * 3 + tuple(
+GROUPS = tuple(LOSSES_OF_VERL) * 3 + tuple(
     group
     for group in group_names()
-    if group not in OF_VERL and "method" in read_node(group) and MISSING not in read_node(group).values()
+    if group not in LOSSES_OF_VERL and "method" in read_node(group) and MISSING not in read_node(group).values()
 )
 MODIFIERS = ("shaping=advantage_reweighting", "select=high_entropy", "select=low_entropy")
 
 
-class Drawn(NamedTuple):
+class DrawnRun(NamedTuple):
     """A configuration: the group of a method, the groups on top of it, and verl's keys to their values."""
 
     group: str
@@ -160,7 +172,7 @@ class Drawn(NamedTuple):
     values: dict[str, Any]
 
 
-def composed(groups: tuple[str, ...], values: dict[str, Any]) -> DictConfig:
+def compose_run(groups: tuple[str, ...], values: dict[str, Any]) -> DictConfig:
     """verl's whole configuration, whose rollout returns its log-probabilities, with groups and then values."""
     config = composition(*groups, "actor_rollout_ref.rollout.calculate_log_probs=True")
     OmegaConf.set_struct(config, False)
@@ -170,20 +182,23 @@ def composed(groups: tuple[str, ...], values: dict[str, Any]) -> DictConfig:
 
 
 # The keys that may be taken over are drawn most, those that are refused least.
-OFTEN = {TAKEN: 6, READ_BY_VERL: 3, REFUSED: 1}
-COUNTS = [OFTEN[row_of(key).fate] for key in VALUES]
+COUNT_BY_FATE = {TAKEN: 6, READ_BY_VERL: 3, REFUSED: 1}
+COUNTS = [COUNT_BY_FATE[row_of(key).fate] for key in VALUES]
 
 
-def drawn(number: int) -> Drawn:
+def draw_run(number: int) -> DrawnRun:
     """The configuration of that number; the groups come in turn."""
     chance = random.Random(number)
     keys = chance.sample(list(VALUES), counts=COUNTS, k=chance.choice((1, 2, 3, 4)))
     for key in tuple(keys):
-        keys += TOGETHER.get(key, ())
+        keys += DRAWN_WITH.get(key, ())
     values = {key: chance.choice(VALUES[key]) for key in dict.fromkeys(keys)}
     modifiers = (chance.choice(MODIFIERS),) if chance.random() < 0.15 else ()
     group = GROUPS[number % len(GROUPS)]
-    return Drawn(group, () if group == "observe" else modifiers, values)
+    if group == "observe":
+        # It takes no modifiers.
+        modifiers = ()
+    return DrawnRun(group, modifiers, values)
 
 
 def test_every_key_on_the_path_is_drawn_or_says_why_not():
@@ -194,7 +209,7 @@ def test_every_key_on_the_path_is_drawn_or_says_why_not():
     assert sorted(NOT_DRAWN & {*VALUES}) == [], "these keys are drawn and said not to be"
 
 
-def loss_function(config):
+def build_loss_function(config):
     """verl's loss function of a configuration, as its worker makes it."""
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     if not config.distillation.enabled:
@@ -203,15 +218,20 @@ def loss_function(config):
     return actor, partial(distillation_ppo_loss, config=actor, distillation_config=omega_conf_to_dataclass(node))
 
 
-def as_the_trainer(config):
+OPTIONS_OF_CORRECTION = (ROLLOUT_IS, IS_THRESHOLD, IS_NORMALIZE, ROLLOUT_RS, RS_THRESHOLD)
+
+
+def change_as_trainer(config):
     """What verl's trainer, by its own code, makes of the samples' weights and mask, and the teacher's server adds."""
     correction = config.algorithm.rollout_correction
-    said = {key.rpartition(".")[2]: OmegaConf.select(config, key) for key in (*OF_WEIGHTS, *OF_REJECTION)}
+    options = {key.rpartition(".")[2]: OmegaConf.select(config, key) for key in OPTIONS_OF_CORRECTION}
 
     def change(data):
-        # From none in the first sequence, which no criterion rejects, to half a nat.
-        apart = [0.04 * row * (torch.arange(9).remainder(7) - 2) for row in range(6)]
-        rollout = [old - by[: len(old)] for old, by in zip(data["old_log_probs"].unbind(), apart, strict=True)]
+        rollout = []
+        for row, old in enumerate(data["old_log_probs"].unbind()):
+            # From none in the first sequence, which no criterion rejects, to half a nat.
+            distance = 0.04 * row * (torch.arange(len(old)).remainder(7) - 2)
+            rollout.append(old - distance)
         data["rollout_log_probs"] = jagged(rollout)
         # A teacher's log-probabilities come for each token of prompt and response.
         tokens = [len(prompt) + len(row) for prompt, row in zip(data["prompts"], data["responses"], strict=True)]
@@ -222,150 +242,158 @@ def as_the_trainer(config):
             return
         mask, old, rollout = (pad_rows(data[key]) for key in ("response_mask", "old_log_probs", "rollout_log_probs"))
         data["loss_mask"] = data["response_mask"].clone()
-        of_batch, left, _ = compute_rollout_correction_and_rejection_mask(old, rollout, mask.float(), **said)
+        weights, remaining, _ = compute_rollout_correction_and_rejection_mask(old, rollout, mask.float(), **options)
         if correction.rollout_is is not None:
-            data["rollout_is_weights"] = of_batch.batch["rollout_is_weights"]
+            data["rollout_is_weights"] = weights.batch["rollout_is_weights"]
         if correction.rollout_rs is not None:
-            data["response_mask"] = left.bool()
+            data["response_mask"] = remaining.bool()
 
     return change
 
 
-OF_WEIGHTS = (ROLLOUT_IS, IS_THRESHOLD, IS_NORMALIZE)
-OF_REJECTION = (ROLLOUT_RS, RS_THRESHOLD)
-
-
-def outcome(number):
-    """Decides a configuration, holds it to what the driver says, and returns "refused" or "announced"."""
-    one = drawn(number)
-    config = composed((f"+clipx={one.group}", *(f"+clipx/{modifier}" for modifier in one.modifiers)), one.values)
+def check_run(number):
+    """Decides a drawn run, asserts that what the driver says of it is true, and returns what became of it."""
+    drawn = draw_run(number)
+    groups = (f"+clipx={drawn.group}", *(f"+clipx/{modifier}" for modifier in drawn.modifiers))
+    config = compose_run(groups, drawn.values)
     try:
-        decision = resolve_into_config(config, named=one.values, group=one.group)
+        decision = resolve_into_config(config, named=drawn.values, group=drawn.group)
         OmegaConf.resolve(config.actor_rollout_ref.actor.policy_loss)
     except Refusal as refusal:
-        hold_refusal(one, refusal)
+        assert_refusal_names_keys(drawn, refusal)
         return "refused"
-    hold_served(one, config, decision)
+    assert_nothing_refused_is_served(drawn, config, decision)
     try:
-        gradients = trained(one, config)
+        gradients = train_as_announced(drawn, config)
     except TypeError:
         # verl's vanilla loss compares it with a number, as explain says.
-        assert one.group == "observe" and one.values[f"{ACTOR}.clip_ratio_c"] is None, one
+        assert drawn.group == "observe" and drawn.values[f"{ACTOR}.clip_ratio_c"] is None, drawn
         return "refused by verl"
     except InstantiationException as refusal:
         # What verl's own configuration of distillation says.
-        assert "verl.workers.config.distillation" in str(refusal), one
+        assert "verl.workers.config.distillation" in str(refusal), drawn
         return "refused by verl"
-    same = verl_s_own(one)
-    if same is None:
+    config_of_verl = compose_for_verl(drawn)
+    if config_of_verl is None:
         return "announced"
-    for gradient, expected in zip(gradients, trained_by_verl(one, same), strict=True):
+    for gradient, expected in zip(gradients, train_by_verl(config_of_verl), strict=True):
         assert_close(gradient, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()) + 1e-9)
     return "announced, verl's own gradient"
 
 
-def hold_refusal(one: Drawn, refusal: Refusal):
+def assert_refusal_names_keys(drawn: DrawnRun, refusal: Refusal):
     """Each refusal is about a drawn key that the table says may be refused, and names a second key."""
     for part in refusal.all:
-        keys = {part.key, *re.findall(r"(?:[a-z_]\w*\.)+\w+|\+clipx", str(part))}
-        about = [key for key in one.values if key in keys]
-        assert about and len(keys) > 1, f"{one}: {part}"
-        rows = [row_of(key) for key in about]
-        assert any(row.refusal is not None or row.fate == TAKEN for row in rows), f"{one}: {part}"
+        named_keys = {part.key, *re.findall(r"(?:[a-z_]\w*\.)+\w+|\+clipx", str(part))}
+        drawn_keys = [key for key in drawn.values if key in named_keys]
+        assert drawn_keys and len(named_keys) > 1, f"{drawn}: {part}"
+        rows = [row_of(key) for key in drawn_keys]
+        assert any(row.refusal is not None or row.fate == TAKEN for row in rows), f"{drawn}: {part}"
 
 
-def hold_served(one: Drawn, config, decision):
+def assert_nothing_refused_is_served(drawn: DrawnRun, config, decision):
     """No drawn key that is refused was let through; tests/run/test_verl_keys.py has what is taken over."""
-    if one.group == "observe":
+    if drawn.group == "observe":
         assert decision.record.line.startswith("clipx: verl's own loss")
         return
-    for key, value in one.values.items():
-        alone = {LOSS_TYPE: value == "ppo_clip", TASK_REWARDS: not config.distillation.enabled}
-        harmless = alone.get(key, False) or (key == TASK_REWARDS and value)
-        assert row_of(key).fate != REFUSED or harmless, f"{one}: {key} was let through"
+    for key, value in drawn.values.items():
+        # Values that ask for nothing else than what the plugin does.
+        if key == LOSS_TYPE:
+            is_harmless = value == "ppo_clip"
+        elif key == TASK_REWARDS:
+            is_harmless = value or not config.distillation.enabled
+        else:
+            is_harmless = False
+        assert row_of(key).fate != REFUSED or is_harmless, f"{drawn}: {key} was let through"
 
 
-def trained(one: Drawn, config):
+def train_as_announced(drawn: DrawnRun, config):
     """The gradients of two updates through the worker's calls, which the receipt must not stop."""
-    actor, loss_fn = loss_function(config)
+    actor, loss_fn = build_loss_function(config)
     step = OptimizerStep(entropy_wanted=config.actor_rollout_ref.actor.entropy_coeff != 0)
-    change = as_the_trainer(config)
-    if one.group == "observe":
+    change = change_as_trainer(config)
+    if drawn.group == "observe":
         wrapped = with_micro_batch(loss_fn, actor.policy_loss.clipx, Schedule(), lambda: step)
-        return updates(wrapped, change)
+        return train_without_receipt(wrapped, change)
     update = Update(actor, step, loss_fn=loss_fn)
-    gradients = [update.run(change=change), update.run(moved=0.5, change=change)]
-    assert 0 <= update.end_rollout_batch(actor.policy_loss.run.record.schedule.updates) < 1e-4, one
+    gradients = [update.run(change=change), update.run(largest_move=0.5, change=change)]
+    assert 0 <= update.end_rollout_batch(actor.policy_loss.run.record.schedule.updates) < 1e-4, drawn
     assert f" under {config.actor_rollout_ref.actor.loss_agg_mode}, in " in str(update.receipt)
     return gradients
 
 
-def updates(function, change):
-    """The same two updates by another loss function, without a receipt; the configuration is any."""
+def train_without_receipt(function, change):
+    """The gradients of the same two updates by another loss function; the configuration is any."""
     update = Update(copy.deepcopy(built_once(("+clipx=grpo",))), loss_fn=function)
     update.loss_function = function
-    return [update.run(change=change), update.run(moved=0.5, change=change)]
+    return [update.run(change=change), update.run(largest_move=0.5, change=change)]
 
 
-def verl_s_own(one: Drawn):
+def compose_for_verl(drawn: DrawnRun):
     """verl's configuration of the same loss of its own; None where it has none, or reads the keys another way."""
-    if one.group not in OF_VERL or one.modifiers:
+    if drawn.group not in LOSSES_OF_VERL or drawn.modifiers:
         return None
-    if one.values.get(BYPASS) and one.group != "observe":
+    if drawn.values.get(BYPASS) and drawn.group != "observe":
         return None
-    values = values_for_verl(one)
-    if one.group != "observe":
-        values |= bounds_for_verl(one)
-    averages = values.get(f"{ACTOR}.loss_agg_mode")
-    if values[f"{ACTOR}.policy_loss.loss_mode"] == "sapo" and averages != "seq-mean-token-mean":
+    values = values_for_verl(drawn)
+    if drawn.group != "observe":
+        values |= bounds_for_verl(drawn)
+    aggregation = values.get(f"{ACTOR}.loss_agg_mode")
+    if values[f"{POLICY_LOSS}.loss_mode"] == "sapo" and aggregation != "seq-mean-token-mean":
         return None
-    return composed((), values)
+    return compose_run((), values)
 
 
-def values_for_verl(one: Drawn):
+def values_for_verl(drawn: DrawnRun):
     """The drawn values and those of verl's own loss, with the keys where verl reads them."""
-    loss_mode, keys = OF_VERL[one.group]
+    loss_mode, keys = LOSSES_OF_VERL[drawn.group]
     values = {f"{ACTOR}.{key}": value for key, value in keys.items()}
-    values[f"{ACTOR}.policy_loss.loss_mode"] = loss_mode
-    for key, value in one.values.items():
-        name = key.removeprefix(f"{ACTOR}.policy_loss.")
+    values[f"{POLICY_LOSS}.loss_mode"] = loss_mode
+    for key, value in drawn.values.items():
+        name = key.removeprefix(f"{POLICY_LOSS}.")
         if name in NOT_IN_VERL:
             values[f"{ACTOR}.{name}"] = value
-        elif not (value is None and key in values):
+        elif value is not None or key not in values:
             values[key] = value
     return values
 
 
-def bounds_for_verl(one: Drawn):
+def bounds_for_verl(drawn: DrawnRun):
     """The bounds by which verl's loss clips as the plugin's: clip_ratio means both sides, and null no dual clip."""
     bounds = {}
-    if f"{ACTOR}.clip_ratio" in one.values:
+    if f"{ACTOR}.clip_ratio" in drawn.values:
         for key in (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"):
-            if key not in one.values:
+            if key not in drawn.values:
                 bounds[key] = None
-    if one.values.get(f"{ACTOR}.clip_ratio_c", 0) is None:
+    if drawn.values.get(f"{ACTOR}.clip_ratio_c", 0) is None:
         bounds[f"{ACTOR}.clip_ratio_c"] = 1e9
     return bounds
 
 
-def trained_by_verl(one: Drawn, config):
-    _, loss_fn = loss_function(config)
-    function = partial(without_entropy, loss_fn, config.actor_rollout_ref.actor.entropy_coeff != 0)
-    return updates(function, as_the_trainer(config))
+def train_by_verl(config):
+    """The gradients of the same two updates by verl's own loss."""
+    _, loss_fn = build_loss_function(config)
+    asks_for_entropy = config.actor_rollout_ref.actor.entropy_coeff != 0
 
+    def function(model_output, data, dp_group=None):
+        # verl's engines return the entropy only where it is asked for.
+        output = {key: value for key, value in model_output.items() if asks_for_entropy or key != "entropy"}
+        return loss_fn(model_output=output, data=data, dp_group=dp_group)
 
-def without_entropy(loss_fn, wanted, model_output, data, dp_group=None):
-    """verl's engines return the entropy only where it is asked for."""
-    output = {key: value for key, value in model_output.items() if wanted or key != "entropy"}
-    return loss_fn(model_output=output, data=data, dp_group=dp_group)
+    return train_without_receipt(function, change_as_trainer(config))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "numbers", [range(FEW), pytest.param(range(FEW, NUMBER), marks=pytest.mark.matrix)], ids=["a few", "the others"]
+    "numbers",
+    [
+        pytest.param(range(FIRST_CONFIGURATIONS), id="a few"),
+        pytest.param(range(FIRST_CONFIGURATIONS, CONFIGURATIONS), marks=pytest.mark.matrix, id="the others"),
+    ],
 )
 def test_each_is_announced_and_true_or_refused(few_probes, numbers):
-    found = Counter(outcome(number) for number in numbers)
-    print(dict(found))
+    outcomes = Counter(check_run(number) for number in numbers)
+    print(dict(outcomes))
     # Neither a driver that refuses everything nor one that lets everything through would pass.
-    assert all(found[kind] > len(numbers) / 10 for kind in ("refused", "announced", "announced, verl's own gradient"))
+    for outcome in ("refused", "announced", "announced, verl's own gradient"):
+        assert outcomes[outcome] > len(numbers) / 10, outcome

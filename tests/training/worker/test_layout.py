@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.jagged import micro_batch
-from tests.training.worker.updates import loss_function, planned, train
+from tests.training.worker.updates import loss_function, plan_with_extra_pass, train
 from verl_clipx.losses.base.tokens import OPTIONAL
 from verl_clipx.losses.contract.contract import example
 from verl_clipx.losses.methods import Method
@@ -24,10 +24,14 @@ ETA = 0.25
 ACTOR = "actor_rollout_ref.actor"
 
 
-def passes(actor, name=None, *overrides, entropy=None):
-    """An update through verl's whole loss: Lopti's pass of that name, or one over all tokens."""
-    batch, token_pass = example(), TokenPass(name, ETA, True) if name else None
-    counted = float(token_pass.tokens(micro_batch(batch, ROWS)[0]).sum()) if name else None
+def train_pass(actor, name=None, *overrides, entropy=None):
+    """Trains an update by verl's whole loss: Lopti's pass of that name, or one over all tokens."""
+    batch = example()
+    token_pass = None
+    counted = None
+    if name is not None:
+        token_pass = TokenPass(name, ETA, True)
+        counted = float(token_pass.tokens(micro_batch(batch, ROWS)[0]).sum())
     step = OptimizerStep(token_pass, counted_tokens=counted, entropy_wanted=True)
     extra = dict(entropy=entropy, reference=batch["log_prob"] - 0.3)
     return train(loss_function(actor("+clipx=grpo", *overrides), step), batch, [[ROWS]], **extra)
@@ -35,43 +39,59 @@ def passes(actor, name=None, *overrides, entropy=None):
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
 def test_both_passes_add_up_to_the_plain_update_and_each_counts_its_own_tokens(actor, aggregation):
-    batch, terms = example(), ("use_kl_loss=True", "kl_loss_coef=0.3", "entropy_coeff=0.5")
+    batch = example()
     entropy = torch.rand(6, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    overrides = [f"{ACTOR}.{term}" for term in (*terms, f"loss_agg_mode={aggregation}")]
-    plain, low, high = (passes(actor, name, *overrides, entropy=entropy) for name in (None, "low", "high"))
+    overrides = (
+        f"{ACTOR}.use_kl_loss=True",
+        f"{ACTOR}.kl_loss_coef=0.3",
+        f"{ACTOR}.entropy_coeff=0.5",
+        f"{ACTOR}.loss_agg_mode={aggregation}",
+    )
+    plain = train_pass(actor, None, *overrides, entropy=entropy)
+    low = train_pass(actor, "low", *overrides, entropy=entropy)
+    high = train_pass(actor, "high", *overrides, entropy=entropy)
     torch.testing.assert_close(low.gradient + high.gradient, plain.gradient)
     torch.testing.assert_close(low.loss + high.loss, plain.loss)
     # Entropy outside the pass counts nothing.
-    of_entropy = [one.metrics["actor/entropy_loss"] for one in (low, high, plain)]
-    assert sum(of_entropy[:2]) == pytest.approx(of_entropy[2]) and min(of_entropy) > 0
+    low_entropy, high_entropy, plain_entropy = (update.metrics["actor/entropy_loss"] for update in (low, high, plain))
+    assert low_entropy + high_entropy == pytest.approx(plain_entropy)
+    assert low_entropy > 0 and high_entropy > 0
     is_low = batch["old_log_prob"].exp() <= ETA
-    for one, tokens in ((low, is_low), (high, ~is_low)):
-        assert one.gradient.any() and not one.gradient[~tokens].any()
+    for update, tokens in ((low, is_low), (high, ~is_low)):
+        assert update.gradient.any() and not update.gradient[~tokens].any()
         ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()[batch["mask"] & tokens].mean()
-        assert one.metrics["clipx/ratio_mean"] == pytest.approx(float(ratio), rel=1e-6)
+        assert update.metrics["clipx/ratio_mean"] == pytest.approx(float(ratio), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["low", "high"])
 def test_a_mask_takes_out_the_same_tokens_of_a_pass_before_the_update_as_in_it(actor, name):
     config = actor("+clipx=acpo", "+clipx/mask=opsm", "clipx.mask.delta=0.1")
-    batch, token_pass = example(), TokenPass(name, ETA, True)
+    batch = example()
+    token_pass = TokenPass(name, ETA, True)
     # The sampler found each sequence more likely, and of a sequence one pass's tokens have A < 0, more so than all.
     batch["sampler_log_prob"] = batch["log_prob"] + 0.5
     in_pass = (batch["old_log_prob"].exp() <= ETA) == (name == "low")
     batch["advantages"] = torch.where(in_pass, -1.0, 5.0).double()
     batch["advantages"][1] *= -1
-    step = planned(config, batch, token_pass=token_pass)
+    step = plan_with_extra_pass(config, batch, token_pass=token_pass)
     metrics = train(loss_function(config, step), batch, entropy=batch["entropy"]).metrics
-    left = (1 - metrics["clipx/rejected_fraction"]) * step.counted_tokens
-    assert sum(metrics[f"clipx/count/bin_{index}"] for index in range(5)) == pytest.approx(left)
-    assert 0 < left < step.counted_tokens
+    remaining = (1 - metrics["clipx/rejected_fraction"]) * step.counted_tokens
+    assert sum(metrics[f"clipx/count/bin_{index}"] for index in range(5)) == pytest.approx(remaining)
+    assert 0 < remaining < step.counted_tokens
 
 
 @pytest.mark.parametrize(("method", "size"), [("acpo", 128), ("bapo", 888), ("m2po", 16_424), ("kl_cov", 16_416)])
 def test_an_updates_all_reduces_have_as_many_bytes_as_the_page_says(actor, method, size):
-    sent = []
-    planned(actor(f"+clipx={method}"), example(), all_reduce=lambda vector: sent.append(vector.nbytes) or vector)
-    assert sum(sent) == size and len(sent) == 1 + (method == "kl_cov")
+    sizes = []
+
+    def all_reduce(vector):
+        sizes.append(vector.nbytes)
+        return vector
+
+    plan_with_extra_pass(actor(f"+clipx={method}"), example(), all_reduce=all_reduce)
+    assert sum(sizes) == size
+    # Its deviations from a mean are summed once the mean is known.
+    assert len(sizes) == (2 if method == "kl_cov" else 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,10 +112,13 @@ SETTINGS = Settings(method=AsksForAll())
 
 
 def test_a_prompt_has_one_number_in_every_micro_batch():
-    whole, part = (prompt_groups(micro_batch(example(), rows)[0]) for rows in (ROWS, [4, 1]))
+    data, _ = micro_batch(example(), ROWS)
+    part, _ = micro_batch(example(), [4, 1])
+    groups = prompt_groups(data)
+    assert torch.equal(prompt_groups(part), groups[[4, 1]])
     # Two rows a prompt.
-    assert torch.equal(part, whole[[4, 1]]) and len(whole.unique()) == 3
-    assert whole.dtype == torch.int64 and (whole >= 0).all() and whole[0] == whole[1]
+    assert len(groups.unique()) == 3 and groups[0] == groups[1]
+    assert groups.dtype == torch.int64 and (groups >= 0).all()
 
 
 def test_age_is_counted_in_weight_versions():
@@ -111,15 +134,14 @@ def test_age_is_counted_in_weight_versions():
 def test_a_method_gets_what_it_asks_for():
     batch = example()
     data, output = micro_batch(batch, ROWS, entropy=batch["entropy"])
-    mask, group = batch["mask"][ROWS], prompt_groups(data) % 1000
+    mask = batch["mask"][ROWS]
+    group = prompt_groups(data) % 1000
     sums = [batch[name][ROWS][mask].sum() for name in ("old_log_prob", "entropy")]
     expected = torch.stack([*sums, (group * mask.sum(1)).sum().double()])
 
     def loss(model_output, data, dp_group):
-        known = current_micro_batch()
-        inputs = inputs_of(
-            SETTINGS, known, **{name: batch[name][ROWS] for name in ("log_prob", "old_log_prob", "advantages", "mask")}
-        )
+        tensors = {name: batch[name][ROWS] for name in ("log_prob", "old_log_prob", "advantages", "mask")}
+        inputs = inputs_of(SETTINGS, current_micro_batch(), **tensors)
         torch.testing.assert_close(SETTINGS.functions("cpu").statistics(inputs), expected)
         assert "entropy" not in model_output
         return torch.zeros(()), {}

@@ -18,7 +18,7 @@ from tests import example_losses
 from tests.claims.documents import inline_code_of
 from tests.losses.methods.against_verl import ragged
 from tests.training.worker import updates
-from tests.training.worker.updates import WHOLE, aggregated
+from tests.training.worker.updates import WHOLE, aggregate_metrics
 from verl_clipx.analysis.demo.files import SHIPPED
 from verl_clipx.analysis.diagnose.rules import RULES
 from verl_clipx.analysis.runs import keys
@@ -36,22 +36,23 @@ from verl_clipx.training.worker.loss_function import with_micro_batch
 from verl_clipx.training.worker.observe import observe_registered
 from verl_clipx.training.worker.step import OptimizerStep
 
-# So that the search moves a bound, tokens are clipped on both sides, and some sequences are not.
-FURTHER = {
+# Overrides by which the search moves a bound, tokens are clipped on both sides, and some sequences are not.
+OVERRIDES_OF_METHODS = {
     "bapo": ("clipx.target=0.9",),
     "acpo": ("clipx.alpha=0.5",),
     "kl_cov": ("clipx.share=0.3",),
     "gspo": ("clipx.clip_low=0.95", "clipx.clip_high=1.05"),
 }
 SPLITS = [*updates.SPLITS.values(), [[[4, 5]], [[0, 1]], [[2, 3]]]]
-SELECTING = ("+clipx/select=high_entropy", "clipx.select.over=mini_batch")
-LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=True"
+SELECTED_IN_MINI_BATCH = ("+clipx/select=high_entropy", "clipx.select.over=mini_batch")
+LOG_PROBS_RETURNED = "actor_rollout_ref.rollout.calculate_log_probs=True"
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 def random_batch(seed):
     """Sequences of unlike lengths whose tokens are in every region."""
-    batch, generator = ragged(seed, spread=0.5, sequences=6, length=40), torch.Generator().manual_seed(seed)
+    batch = ragged(seed, spread=0.5, sequences=6, length=40)
+    generator = torch.Generator().manual_seed(seed)
     noise, entropy = torch.rand(2, 6, 40, generator=generator, dtype=torch.float64)
     return batch | {
         "mask": batch.pop("response_mask"),
@@ -60,81 +61,102 @@ def random_batch(seed):
     }
 
 
-def logged(actor, group, split=WHOLE, seed=0, overrides=(), verls="vanilla", at_ratio_one=False):
+def log_update(actor, group, split=WHOLE, seed=0, overrides=(), loss_mode="vanilla", at_ratio_one=False):
     """What a worker logs of one optimizer step.
 
-    `verls` is the loss that is observed; `at_ratio_one`: whether the step is taken for one whose sums are the floor.
+    Args:
+        actor, group, split, seed, overrides: the configuration and the mini-batch.
+        loss_mode: the loss of verl's that is observed.
+        at_ratio_one: whether the step is taken for one whose sums are the floor.
     """
-    needed = [LOG_PROBS]
+    needed = [LOG_PROBS_RETURNED]
     if group == "observe":
-        needed = [f"actor_rollout_ref.actor.policy_loss.loss_mode={verls}"]
-        observe_registered(verls)
-    config = actor(f"+clipx={group}", *needed, *FURTHER.get(group, ()), *overrides)
+        needed = [f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode}"]
+        observe_registered(loss_mode)
+    config = actor(f"+clipx={group}", *needed, *OVERRIDES_OF_METHODS.get(group, ()), *overrides)
     batch = random_batch(seed)
     step = OptimizerStep(at_ratio_one=at_ratio_one)
     function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, Schedule(), lambda: step)
-    found = aggregated(function, batch, split)
-    return {name: values[0] for name, values in replace_sums_with_metrics({k: [v] for k, v in found.items()}).items()}
+    lists = {name: [value] for name, value in aggregate_metrics(function, batch, split).items()}
+    return {name: values[0] for name, values in replace_sums_with_metrics(lists).items()}
 
 
-def documented(text):
+def patterns_in(text):
     """The keys that a text names, as patterns: `…` and `bin_0` stand for what may follow."""
     patterns = [re.escape(code).replace("…", ".+") for code in inline_code_of(text)]
     return [re.compile(re.sub(r"(bin_)\d+", r"\1\\d+", pattern)) for pattern in patterns]
 
 
-OWN = ("clipx/", "actor/ppo_kl", "actor/pg_clipfrac")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [*BUILT_IN, "observe"])
 def test_every_key_is_in_the_document_no_two_are_equal_and_they_are_few(actor, group):
-    batches = [logged(actor, group, seed=seed) for seed in range(4)]
-    found = {name: [one[name] for one in batches] for name in batches[0] if name.startswith(OWN)}
-    of_no_bin = sorted(name for name in found if not re.search(r"/bin_\d+$", name))
-    assert len(of_no_bin) <= 20, f"{group} logs {len(of_no_bin)} metrics, 20 at most: {', '.join(of_no_bin)}"
-    patterns = documented("\n\n".join([DOCUMENT.read_text(encoding="utf-8"), *map(markdown_table, LISTS)]))
-    assert not [name for name in found if not any(one.fullmatch(name.removeprefix("actor/")) for one in patterns)]
-    assert not [name for name in found if name.startswith("clipx_sum/") or "max" in name or "min" in name]
+    batches = [log_update(actor, group, seed=seed) for seed in range(4)]
+    logged_values = {}
+    for name in batches[0]:
+        if name.startswith(("clipx/", "actor/ppo_kl", "actor/pg_clipfrac")):
+            logged_values[name] = [batch[name] for batch in batches]
+    names_without_bins = sorted(name for name in logged_values if not re.search(r"/bin_\d+$", name))
+    assert len(names_without_bins) <= 20, f"{group} logs more than 20 metrics: {', '.join(names_without_bins)}"
+    patterns = patterns_in("\n\n".join([DOCUMENT.read_text(encoding="utf-8"), *map(markdown_table, LISTS)]))
+    for name in logged_values:
+        key = name.removeprefix("actor/")
+        assert any(pattern.fullmatch(key) for pattern in patterns), f"{key} is not in the document"
+        assert not name.startswith("clipx_sum/") and "max" not in name and "min" not in name
     # A method with a hard clip, or without a bound, keeps metrics that all have at 0. What verl's own loss logs beside
     # the exact metrics is verl's, and its clip fractions are those of the regions where its clip is PPO's.
-    values = {name: value for name, value in found.items() if any(value)}
+    values = {name: value for name, value in logged_values.items() if any(value)}
     if group == "observe":
         values = {name: value for name, value in values.items() if name.startswith("clipx/") and "region" not in name}
     if group == "p3o":
         # It has an upper bound alone, and verl's fraction is of both sides; its cap is the effective sample size.
         del values["actor/pg_clipfrac"], values["clipx/ratio_cap"]
-    for one, other in itertools.combinations(values, 2):
-        assert values[one] != pytest.approx(values[other], rel=1e-9), f"{one} and {other} are always equal"
+    for first, second in itertools.combinations(values, 2):
+        assert values[first] != pytest.approx(values[second], rel=1e-9), f"{first} and {second} are always equal"
 
 
 # What neither a loss nor a rollout batch logs: the receipt's, the worker's, and those of the trainer's process.
 ELSEWHERE = {
-    *("clipx/receipt", "clipx/receipt_failed"),
-    *("clipx/rejected_fraction", "clipx/skipped_updates"),
-    *("clipx/staleness/versions", "clipx/staleness/versions_first"),
-    *("clipx/not_finite/log_probs", "clipx/not_finite/rank", "critic/score/standard_error"),
-    *(f"health/not_finite/{of}" for of in ("rewards", "advantages", "log_probs")),
-    *(f"health/{name}" for name in ("alike_prompts", "undecided", "cut_responses")),
+    "clipx/receipt",
+    "clipx/receipt_failed",
+    "clipx/rejected_fraction",
+    "clipx/skipped_updates",
+    "clipx/staleness/versions",
+    "clipx/staleness/versions_first",
+    "clipx/not_finite/log_probs",
+    "clipx/not_finite/rank",
+    "critic/score/standard_error",
+    "health/not_finite/rewards",
+    "health/not_finite/advantages",
+    "health/not_finite/log_probs",
+    "health/alike_prompts",
+    "health/undecided",
+    "health/cut_responses",
     # Measured before the first update: tests/training/worker/test_floor.py.
-    *(f"clipx/floor_recut/{name}" for name in ("log_ratio", "clip_fraction_low", "clip_fraction_high")),
-    *(f"clipx/floor_recut/{name}/bin_0" for name in ("tokens", "log_ratio_sum", "squared_sum")),
+    "clipx/floor_recut/log_ratio",
+    "clipx/floor_recut/clip_fraction_low",
+    "clipx/floor_recut/clip_fraction_high",
+    "clipx/floor_recut/tokens/bin_0",
+    "clipx/floor_recut/log_ratio_sum/bin_0",
+    "clipx/floor_recut/squared_sum/bin_0",
 }
 
 
-def logged_by_runs(actor):
+def keys_logged_by_runs(actor):
     """Every key that some run logs of the plugin's, without the beginning that verl gives it."""
     # Selection over the mini-batch, by the threshold of each micro-batch where no pass found one.
-    found = {*ELSEWHERE, *logged(actor, "grpo", overrides=SELECTING), *logged(actor, "grpo", at_ratio_one=True)}
-    for further in (["+clipx/hold=clip_fraction", "clipx.hold.value=0.02"], ["+clipx/mask=icepop"]):
-        found |= {*logged(actor, "grpo", overrides=further)}
-    # One without metrics of its own, those with, and verl's.
+    keys = {*ELSEWHERE, *log_update(actor, "grpo", overrides=SELECTED_IN_MINI_BATCH)}
+    keys |= {*log_update(actor, "grpo", at_ratio_one=True)}
+    for overrides in (["+clipx/hold=clip_fraction", "clipx.hold.value=0.02"], ["+clipx/mask=icepop"]):
+        keys |= {*log_update(actor, "grpo", overrides=overrides)}
+    # A method without metrics of its own, those with some, and verl's loss.
     for group in ["grpo", *(name for name in BUILT_IN if METHODS[name]().statistics_size), "observe"]:
-        names = logged(actor, group)
-        two_updates = {name: [value, value] for name, value in names.items()}
-        found |= {*names, *(add_metrics_over_updates(two_updates, METHODS[group]()) if group != "observe" else ())}
-    found |= {*merge_metrics_of_passes({"low": {"clipx/ratio_mean": [1.0]}, "high": {"clipx/ratio_mean": [1.0]}})}
-    return {name.removeprefix("actor/") for name in found}
+        metrics = log_update(actor, group)
+        keys |= {*metrics}
+        if group != "observe":
+            two_updates = {name: [value, value] for name, value in metrics.items()}
+            keys |= {*add_metrics_over_updates(two_updates, METHODS[group]())}
+    keys |= {*merge_metrics_of_passes({"low": {"clipx/ratio_mean": [1.0]}, "high": {"clipx/ratio_mean": [1.0]}})}
+    return {key.removeprefix("actor/") for key in keys}
 
 
 @pytest.mark.slow
@@ -143,10 +165,10 @@ def test_every_key_in_the_documents_tables_is_logged(actor):
     sections = [[line for line in table if line.startswith("| | **")] for table in tables]
     assert all(len(lines) == len(set(lines)) for lines in sections)
     rows = [line for table in tables for line in table if line.startswith("| `")]
-    patterns = documented("\n".join(row.split("|")[1] for row in rows))
+    patterns = patterns_in("\n".join(row.split("|")[1] for row in rows))
     assert len(patterns) > 50
-    found = logged_by_runs(actor)
-    assert [pattern.pattern for pattern in patterns if not any(map(pattern.fullmatch, found))] == []
+    logged_keys = keys_logged_by_runs(actor)
+    assert [pattern.pattern for pattern in patterns if not any(map(pattern.fullmatch, logged_keys))] == []
 
 
 # verl logs them where samples are weighted or dropped, which no shipped run does.
@@ -161,30 +183,39 @@ VERLS_OF_STALE_SAMPLES = {
 def test_what_rules_and_pages_read_is_logged_by_runs_or_stands_in_their_configuration(actor):
     # verl's own metrics, and a configuration, are of the runs that the demo ships.
     runs = [read_run(path) for path in sorted(SHIPPED.iterdir()) if (path / "metrics.jsonl").exists()]
-    found = {name for run in runs for name in run.log} | VERLS_OF_STALE_SAMPLES
-    found |= {f"actor/{name}" if name.startswith("clipx/") else name for name in logged_by_runs(actor)}
-    found |= {key for run in runs for key in run.configuration}
-    found |= {f"clipx.{name}" for method in BUILT_IN for name in METHODS[method]().parameters}
-    named = str({name: value for name, value in vars(keys).items() if name.isupper()})
-    read = {*re.findall(r"'((?:actor/clipx|health)/[^'(]+)'", named), *(key for rule in RULES for key in rule.reads)}
+    available = {key for run in runs for key in (*run.log, *run.configuration)} | VERLS_OF_STALE_SAMPLES
+    available |= {f"actor/{key}" if key.startswith("clipx/") else key for key in keys_logged_by_runs(actor)}
+    available |= {f"clipx.{name}" for method in BUILT_IN for name in METHODS[method]().parameters}
+    constants_of_keys = str({name: value for name, value in vars(keys).items() if name.isupper()})
+    read = {*re.findall(r"'((?:actor/clipx|health)/[^'(]+)'", constants_of_keys)}
+    read |= {key for rule in RULES for key in rule.reads}
     assert len(read) > 40
-    assert sorted(key for key in read - {keys.HELD_OUT} if not fnmatch.filter(found, key)) == []
+    assert sorted(key for key in read - {keys.HELD_OUT} if not fnmatch.filter(available, key)) == []
 
 
 @pytest.mark.parametrize(
-    ("group", "verls"),
-    [("grpo", None), ("dgpo", None), *(("observe", loss) for loss in ("vanilla", "gspo", "dppo_kl", "gpg"))],
+    ("group", "loss_mode"),
+    [
+        ("grpo", None),
+        ("dgpo", None),
+        ("observe", "vanilla"),
+        ("observe", "gspo"),
+        ("observe", "dppo_kl"),
+        ("observe", "gpg"),
+    ],
 )
-def test_all_of_them_are_exact_however_the_mini_batch_is_split(actor, group, verls):
-    whole, *parts = (logged(actor, group, cut, verls=verls) for cut in (WHOLE, *SPLITS))
+def test_all_of_them_are_exact_however_the_mini_batch_is_split(actor, group, loss_mode):
+    whole = log_update(actor, group, loss_mode=loss_mode)
     own = {name: value for name, value in whole.items() if name.startswith("clipx/")}
     assert "clipx/effective_sample_size" in own
-    for one in parts:
-        assert one.keys() == whole.keys()
-        assert {name: one[name] for name in own} == pytest.approx(own, rel=1e-6, abs=1e-9)
+    for split in SPLITS:
+        metrics = log_update(actor, group, split, loss_mode=loss_mode)
+        assert metrics.keys() == whole.keys()
+        assert {name: metrics[name] for name in own} == pytest.approx(own, rel=1e-6, abs=1e-9)
 
 
-NAMES = f"""
+# A loss of a user's, with metrics whose names look like others of the plugin.
+LOSS_WITH_NAMES = f"""
 from dataclasses import dataclass
 from {example_losses.__name__} import WithinSpread
 from verl_clipx import of_decision, of_rollout_batch
@@ -209,20 +240,22 @@ class Names(WithinSpread, name="tests_names"):
 
 
 def test_a_class_may_call_its_metrics_as_it_likes(actor, tmp_path, monkeypatch):
-    (tmp_path / "users_names.py").write_text(NAMES)
+    (tmp_path / "users_names.py").write_text(LOSS_WITH_NAMES)
     monkeypatch.syspath_prepend(tmp_path)
-    overrides, split = ["clipx.function=users_names:Names", "+clipx.scope=micro_batch"], SPLITS[1]
-    whole, parts = (logged(actor, "custom", cut, overrides=overrides) for cut in (WHOLE, split))
+    overrides = ["clipx.function=users_names:Names", "+clipx.scope=micro_batch"]
+    split = SPLITS[1]
+    whole = log_update(actor, "custom", WHOLE, overrides=overrides)
+    parts = log_update(actor, "custom", split, overrides=overrides)
     assert whole["clipx/sum/spread"] == whole["clipx/staleness/spread"] > 0
     mask = random_batch(0)["mask"]
     assert whole["clipx/count/all"] == whole["clipx/number"] == parts["clipx/count/all"] == mask.sum()
-    # A count is the mini-batch's; what does not add up is the mean of what the micro-batches found.
-    of_ranks = [sum(float(mask[rows].sum()) for rows in rank) / len(rank) for rank in split]
-    assert parts["clipx/number"] == pytest.approx(sum(of_ranks) / len(of_ranks))
+    # A count is the mini-batch's; what does not add up is the mean of the micro-batches' values.
+    means_of_ranks = [sum(float(mask[rows].sum()) for rows in rank) / len(rank) for rank in split]
+    assert parts["clipx/number"] == pytest.approx(sum(means_of_ranks) / len(means_of_ranks))
     # What a mean over updates would hide.
     two_updates = {"clipx/sum/spread": [whole["clipx/sum/spread"], 9.0], "clipx/number": [1.0, 2.0]}
-    found = add_metrics_over_updates(two_updates, METHODS["tests_names"]())
-    assert found == two_updates | {"clipx/sum/spread_last": [9.0]}
+    metrics = add_metrics_over_updates(two_updates, METHODS["tests_names"]())
+    assert metrics == two_updates | {"clipx/sum/spread_last": [9.0]}
 
 
 @pytest.mark.parametrize(
@@ -235,7 +268,9 @@ def test_a_class_may_call_its_metrics_as_it_likes(actor, tmp_path, monkeypatch):
 )
 def test_a_name_that_would_falsify_another_metric_is_refused(actor, tmp_path, monkeypatch, name, message):
     module = f"users_{name.replace('/', '_')}"
-    (tmp_path / f"{module}.py").write_text(NAMES.replace('"number"', f'"{name}"').replace("tests_names", module))
+    (tmp_path / f"{module}.py").write_text(
+        LOSS_WITH_NAMES.replace('"number"', f'"{name}"').replace("tests_names", module)
+    )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Exception, match=message):
         actor("+clipx=custom", f"clipx.function={module}:Names")
@@ -244,7 +279,8 @@ def test_a_name_that_would_falsify_another_metric_is_refused(actor, tmp_path, mo
 
 
 def test_constants_are_not_logged(actor):
-    grpo, acpo = (logged(actor, group) for group in ("grpo", "acpo"))
+    grpo = log_update(actor, "grpo")
+    acpo = log_update(actor, "acpo")
     assert "actor/pg_clipfrac_lower" in grpo and "actor/pg_clipfrac_lower" not in acpo
     # The same number under another name.
     assert not {"clipx/region_fraction/LN", "clipx/region_fraction/HP"} & grpo.keys()

@@ -29,11 +29,10 @@ CALLS = {
     "end_rollout_batch": ("end_rollout_batch", None),
     "flush": ("flush",),
 }
-PLANTED = "the planted one"
-OFF_AFTERWARDS = {"last": [1.0], f"clipx_off/{PLANTED}": [1.0]}
+NAME = "the planted one"
 
 
-def failing_in(hook):
+def make_failing(hook):
     """An observer whose hook of this name raises, and which keeps how often that was called."""
 
     def fail(self, *_):
@@ -50,19 +49,19 @@ def call(observers, hook):
     return getattr(observers, name)(*arguments)
 
 
-class Last(Observer):
+class LoggingObserver(Observer):
     """Logs one metric at the end of each rollout batch."""
 
     def end_rollout_batch(self, batch):
-        return {"last": [1.0]}
+        return {"logged": [1.0]}
 
 
-def test_these_are_all_hooks():
+def test_every_hook_has_a_call_here():
     assert sorted(HOOKS) == sorted(CALLS)
 
 
 def test_a_hook_that_does_not_exist_is_refused_when_the_observer_is_added():
-    misspelt = failing_in("end_rollout_bach")
+    misspelt = make_failing("end_rollout_bach")
     with pytest.raises(TypeError, match=r"Failing\.end_rollout_bach: .* hooks are .*end_rollout_batch"):
         RankObservers().add(misspelt)
 
@@ -75,10 +74,11 @@ def test_the_products_observers_have_no_other_public_method(kind):
 
 @pytest.mark.parametrize("hook", CALLS)
 def test_an_observer_that_raises_is_said_once_and_the_others_go_on(hook, caplog):
-    failing, last = failing_in(hook), Last()
+    failing = make_failing(hook)
+    logging = LoggingObserver()
     observers = RankObservers()
-    observers.add(failing, PLANTED)
-    observers.add(last)
+    observers.add(failing, NAME)
+    observers.add(logging)
     observers.begin()
     for _ in range(2):
         call(observers, hook)
@@ -86,23 +86,23 @@ def test_an_observer_that_raises_is_said_once_and_the_others_go_on(hook, caplog)
     assert [record.getMessage() for record in caplog.records] == [
         "clipx: the planted one failed; training goes on without it. This is said once."
     ]
-    assert observers.end_rollout_batch(None) == OFF_AFTERWARDS
-    assert [*observers] == [last]
+    assert observers.end_rollout_batch(None) == {"logged": [1.0], f"clipx_off/{NAME}": [1.0]}
+    assert [*observers] == [logging]
 
 
 @pytest.mark.parametrize("hook", CALLS)
 def test_an_observer_that_raises_on_one_rank_is_off_on_both(hook, caplog):
     ranks = [RankObservers(), RankObservers()]
-    for observer, observers in zip((Last(), failing_in(hook)), ranks, strict=True):
+    for observer, observers in zip((LoggingObserver(), make_failing(hook)), ranks, strict=True):
         observers.begin()
-        observers.add(observer, PLANTED)
+        observers.add(observer, NAME)
         call(observers, hook)
-    assert [observers.off for observers in ranks] == [set(), {PLANTED}]
+    assert [observers.off for observers in ranks] == [set(), {NAME}]
     sent = [[observers.report([])[REPORT]] for observers in ranks]
     for observers in ranks:
         observers.hear({REPORT: sent})
         observers.end_rollout_batch(None)
-        assert observers.off == {PLANTED} and not observers
+        assert observers.off == {NAME} and not observers
     assert [record.getMessage() for record in caplog.records] == [
         "clipx: the planted one failed; training goes on without it. This is said once."
     ]
@@ -110,7 +110,7 @@ def test_an_observer_that_raises_on_one_rank_is_off_on_both(hook, caplog):
 
 @pytest.mark.parametrize("hook", sorted(CALLS.keys() - {"report", "hear"}))
 def test_without_a_name_the_exception_ends_the_run(hook):
-    observers = RankObservers(failing_in(hook))
+    observers = RankObservers(make_failing(hook))
     observers.begin()
     with pytest.raises(ZeroDivisionError, match="planted"):
         call(observers, hook)
@@ -119,7 +119,7 @@ def test_without_a_name_the_exception_ends_the_run(hook):
 @pytest.mark.parametrize("hook", CALLS)
 def test_before_the_run_has_begun_the_exception_ends_it(hook):
     observers = RankObservers()
-    observers.add(failing_in(hook), PLANTED)
+    observers.add(make_failing(hook), NAME)
     with pytest.raises(ZeroDivisionError, match="planted"):
         call(observers, hook)
 
@@ -127,7 +127,8 @@ def test_before_the_run_has_begun_the_exception_ends_it(hook):
 def test_each_observer_hears_what_it_reported_on_every_rank():
     class Counting(Observer):
         def __init__(self, number):
-            self._number, self._heard = number, []
+            self._number = number
+            self._heard = []
 
         def report(self):
             return self._number
@@ -138,7 +139,7 @@ def test_each_observer_hears_what_it_reported_on_every_rank():
     counting = [Counting(3), Counting(4)]
     ranks = [RankObservers(), RankObservers()]
     for observer, observers in zip(counting, ranks, strict=True):
-        observers.add(Last(), "another one")
+        observers.add(LoggingObserver(), "another one")
         observers.add(observer, "the counting one")
     # Two micro-batches a rank, of which the last says what holds for the update.
     sent = [[observers.report([])[REPORT] for _ in range(2)] for observers in ranks]
@@ -148,7 +149,7 @@ def test_each_observer_hears_what_it_reported_on_every_rank():
 
 
 class Worker(ClipxTraining, VerlsWorker):
-    """Ours on top of it."""
+    """The plugin's part of a worker on the stand-in for verl's."""
 
 
 @pytest.fixture
@@ -181,17 +182,17 @@ def test_in_tinkers_worker_the_losss_metrics_go_off_after_the_first_update(tinke
 def test_in_tinkers_worker_they_go_off_where_another_rank_has_lost_them(tinker_worker, monkeypatch):
     worker, forward_backward = tinker_worker
     forward_backward()
-    of_this_rank = VerlsWorker._postprocess_output
+    join_of_one_rank = VerlsWorker._postprocess_output
 
-    def with_another_rank(self, output, **named):
-        joined = of_this_rank(self, output, **named)
+    def join_with_another_rank(self, output, **named):
+        joined = join_of_one_rank(self, output, **named)
         metrics = tu.get(joined, "metrics")
         (report,) = metrics[REPORT]
         metrics[REPORT] = [[report], [report._replace(off=(METRICS,))]]
         return joined
 
     with monkeypatch.context() as patched:
-        patched.setattr(VerlsWorker, "_postprocess_output", with_another_rank)
+        patched.setattr(VerlsWorker, "_postprocess_output", join_with_another_rank)
         assert forward_backward() == {f"{OFF}{METRICS}": [1.0]}
     assert worker.observers.off == {METRICS}
 

@@ -28,7 +28,7 @@ from tests.composition import built_once
 from tests.jagged import jagged, micro_batch
 from tests.messages import assert_names
 from tests.neighbours import neighbours
-from tests.training.worker.updates import ROWS, Update, planned
+from tests.training.worker.updates import ROWS, Update, plan_with_extra_pass
 from verl_clipx.losses.contract.contract import example
 from verl_clipx.losses.methods import BUILT_IN
 from verl_clipx.run.config import build
@@ -42,12 +42,12 @@ from verl_clipx.training.worker.step import OptimizerStep, RolloutBatch, in_micr
 REPOSITORY = Path(__file__).parents[3]
 ACTOR = "actor_rollout_ref.actor"
 # Updates of a rollout batch by verl's own defaults.
-ANNOUNCED = 4
-IN_PARTS = ([0, 3], [1, 4], [2, 5])
+ANNOUNCED_UPDATES = 4
+THREE_MICRO_BATCHES = ([0, 3], [1, 4], [2, 5])
 
 CORRECTION = "algorithm.rollout_correction"
-CALCULATED = "actor_rollout_ref.rollout.calculate_log_probs=true"
-# verl's presets, and each level and estimator.
+LOG_PROBS_RETURNED = "actor_rollout_ref.rollout.calculate_log_probs=true"
+# From a criterion of rejection to its threshold: those of verl's presets, and each level and estimator.
 CRITERIA = {
     "seq_mean_k1": "0.999_1.001",
     "seq_mean_k3": "0.01",
@@ -58,17 +58,22 @@ CRITERIA = {
 }
 
 
-def rejecting(criterion, *, bypass=True):
-    threshold = f"{CORRECTION}.rollout_rs_threshold='{CRITERIA[criterion]}'"
-    return CALCULATED, f"{CORRECTION}.bypass_mode={bypass}", f"{CORRECTION}.rollout_rs={criterion}", threshold
+def rejection_overrides(criterion, *, bypass=True):
+    """The overrides of a run that rejects tokens by a criterion: in the loss, or without bypass in verl's trainer."""
+    return (
+        LOG_PROBS_RETURNED,
+        f"{CORRECTION}.bypass_mode={bypass}",
+        f"{CORRECTION}.rollout_rs={criterion}",
+        f"{CORRECTION}.rollout_rs_threshold='{CRITERIA[criterion]}'",
+    )
 
 
 def assert_receipt_holds(config):
     """Train two updates, and assert that the receipt says that they are as announced."""
     update = Update(config)
     update.run()
-    update.run(moved=0.5)
-    assert 0 <= update.end_rollout_batch(ANNOUNCED) < 1e-5
+    update.run(largest_move=0.5)
+    assert 0 <= update.end_rollout_batch(ANNOUNCED_UPDATES) < 1e-5
     method = config.policy_loss.clipx.method
     assert_names(
         str(update.receipt),
@@ -82,14 +87,15 @@ def assert_receipt_holds(config):
 
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_the_receipt_of_every_method_holds(actor, few_probes, method):
-    assert_receipt_holds(actor(f"+clipx={method}", CALCULATED))
+    assert_receipt_holds(actor(f"+clipx={method}", LOG_PROBS_RETURNED))
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=[pytest.mark.matrix] * (name not in ("acpo", "grpo"))) for name in BUILT_IN]
+    "method",
+    [pytest.param(name, marks=[] if name in ("acpo", "grpo") else pytest.mark.matrix) for name in BUILT_IN],
 )
 def test_the_receipt_of_every_method_holds_at_every_probe(actor, method):
-    assert_receipt_holds(actor(f"+clipx={method}", CALCULATED))
+    assert_receipt_holds(actor(f"+clipx={method}", LOG_PROBS_RETURNED))
 
 
 @pytest.mark.parametrize(
@@ -97,22 +103,24 @@ def test_the_receipt_of_every_method_holds_at_every_probe(actor, method):
     [("grpo", "clip_fraction", 0.1), ("ipo", "clip_fraction", 0.1), ("two_sided", "second_moment", 0.05)],
 )
 def test_the_receipt_holds_of_bounds_that_hold_a_target(actor, few_probes, method, target, value):
-    held = (f"+clipx={method}", f"+clipx/hold={target}", f"clipx.hold.value={value}")
-    assert_receipt_holds(actor(*held))
-    with_its_pass(actor(*held), noise=1e-6)
+    overrides = (f"+clipx={method}", f"+clipx/hold={target}", f"clipx.hold.value={value}")
+    assert_receipt_holds(actor(*overrides))
+    train_after_extra_pass(actor(*overrides), noise=1e-6)
 
 
-def pass_of_lopti(name, rows=ROWS):
+def make_step_of_lopti(name, rows=ROWS):
     """A step of one of Lopti's passes."""
     token_pass = TokenPass(name, 0.5, True)
     return OptimizerStep(token_pass, counted_tokens=float(token_pass.tokens(micro_batch(example(), rows)[0]).sum()))
 
 
 LOPTI = ("+clipx=grpo", "+clipx/update=lopti")
-KL = (f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.5")
+KL_TERM = (f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.5")
+ENTROPY_BONUS = f"{ACTOR}.entropy_coeff=0.01"
+TOKEN_WEIGHTS = (LOG_PROBS_RETURNED, f"{CORRECTION}.rollout_is=token")
 
 
-ORIGINAL = policy_loss_module.policy_loss
+ORIGINAL_LOSS = policy_loss_module.policy_loss
 
 
 def with_changed_arguments(**changes):
@@ -120,7 +128,7 @@ def with_changed_arguments(**changes):
 
     def loss(**arguments):
         changed = {name: change(arguments) for name, change in changes.items()}
-        return ORIGINAL("acpo", **arguments | changed)
+        return ORIGINAL_LOSS("acpo", **arguments | changed)
 
     return loss
 
@@ -131,7 +139,7 @@ def with_other_bounds(change):
     def loss(**arguments):
         step = policy_loss_module.current_micro_batch().step
         step.statistics, step.decision = change(step.statistics, step.decision)
-        return ORIGINAL("acpo", **arguments)
+        return ORIGINAL_LOSS("acpo", **arguments)
 
     return loss
 
@@ -140,13 +148,14 @@ def with_changed_value(change):
     """Return ACPO's loss with another value, a function of its value and of log_prob."""
 
     def loss(**arguments):
-        value, metrics = ORIGINAL("acpo", **arguments)
+        value, metrics = ORIGINAL_LOSS("acpo", **arguments)
         return change(value, arguments["log_prob"]), metrics
 
     return loss
 
 
-def scaled(factor):
+def with_factor(factor):
+    """Return ACPO's loss multiplied by a factor."""
     return with_changed_value(lambda value, _: value * factor)
 
 
@@ -155,7 +164,7 @@ def with_normaliser(**changes):
 
     def loss(**arguments):
         with mock.patch.dict(arguments["config"].global_batch_info, changes):
-            return ORIGINAL("acpo", **arguments)
+            return ORIGINAL_LOSS("acpo", **arguments)
 
     return loss
 
@@ -172,7 +181,7 @@ def loss_of_another_method(registered):
 
     def loss(**arguments):
         with in_micro_batch(None):
-            return ORIGINAL(registered, **arguments | {"config": compose_outside_a_worker(f"+clipx={registered}")})
+            return ORIGINAL_LOSS(registered, **arguments | {"config": compose_outside_a_worker(f"+clipx={registered}")})
 
     return loss
 
@@ -190,21 +199,21 @@ def with_gradient_only_where(keep):
     """Return ACPO's loss with a gradient only on some tokens, a mask made of the arguments."""
 
     def loss(**arguments):
-        log_prob, mask = arguments["log_prob"], keep(arguments)
-        arguments["log_prob"] = torch.where(mask, log_prob, log_prob.detach())
-        return ORIGINAL("acpo", **arguments)
+        log_prob = arguments["log_prob"]
+        arguments["log_prob"] = torch.where(keep(arguments), log_prob, log_prob.detach())
+        return ORIGINAL_LOSS("acpo", **arguments)
 
     return loss
 
 
 LOSSES = {
-    "the sign": scaled(-1.0),
+    "the sign": with_factor(-1.0),
     # At one token.
     "not a number": with_changed_value(lambda value, log_prob: value + log_prob[0, 0] * math.nan),
     "not a number and the sign": with_changed_value(lambda value, log_prob: log_prob[0, 0] * math.nan - value),
-    "twice as much": scaled(2.0),
-    "one per cent more": scaled(1.01),
-    "nothing": scaled(0.0),
+    "twice as much": with_factor(2.0),
+    "one per cent more": with_factor(1.01),
+    "nothing": with_factor(0.0),
     "no gradient": with_changed_value(lambda value, log_prob: value.detach() + 0 * log_prob.sum()),
     "the micro-batch's bounds": with_other_bounds(lambda statistics, decision: (None, None)),
     "half of epsilon": with_other_bounds(lambda statistics, decision: (statistics, decision * 0.5)),
@@ -234,7 +243,9 @@ LOSSES = {
         old_log_prob=lambda given: (given["log_prob"].detach() + given["old_log_prob"]) / 2
     ),
     "the sequence's ratio": with_changed_arguments(
-        old_log_prob=lambda given: (new := given["log_prob"].detach()) - (new - given["old_log_prob"]).mean(-1, True)
+        old_log_prob=lambda given: (
+            given["log_prob"].detach() - (given["log_prob"].detach() - given["old_log_prob"]).mean(-1, True)
+        )
     ),
     "a ratio of at most 2": with_changed_arguments(
         old_log_prob=lambda given: torch.maximum(given["old_log_prob"], given["log_prob"].detach() - math.log(2))
@@ -256,31 +267,31 @@ LOSSES = {
 }
 
 
-def with_another_loss(loss, actor, monkeypatch, _):
+def train_another_loss(loss, actor, monkeypatch, _):
     """Trains ACPO with another loss under its name."""
-    config = actor("+clipx=acpo", *WEIGHTS)
+    config = actor("+clipx=acpo", *TOKEN_WEIGHTS)
     monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", loss)
     method = config.policy_loss.clipx.method
     statistics = torch.arange(method.statistics_size, dtype=torch.float64) + 5
     update = Update(config, OptimizerStep(statistics=statistics, decision=method.decide(statistics)))
-    update.run(weights=0.25)
+    update.run(rollout_weight=0.25)
 
 
-def without_nan(sign):
-    """GRPO's loss of the tokens that are not NaN, by a sign."""
+def with_finite_tokens_only(factor):
+    """Return GRPO's loss of the tokens that are not NaN, multiplied by a factor."""
 
     def loss(**arguments):
         known = arguments["log_prob"].isfinite()
         arguments["log_prob"] = torch.where(known, arguments["log_prob"], arguments["old_log_prob"])
-        value, metrics = ORIGINAL("grpo", **arguments)
-        return sign * value, metrics
+        value, metrics = ORIGINAL_LOSS("grpo", **arguments)
+        return factor * value, metrics
 
     return loss
 
 
-def with_a_token_that_is_nan(loss, actor, monkeypatch, _):
+def train_with_a_nan_token(loss, actor, monkeypatch, _):
     monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_grpo", loss)
-    Update(actor("+clipx=grpo")).run(spoilt=(1, 2))
+    Update(actor("+clipx=grpo")).run(nan_at=(1, 2))
 
 
 # What is left of mask, log_prob and old_log_prob, given the right rejection.
@@ -298,41 +309,49 @@ REJECTIONS = {
 }
 
 
-def with_another_rejection(wrong, actor, monkeypatch, criterion):
-    right = policy_loss_module.rejection_of
+def train_with_another_rejection(wrong, actor, monkeypatch, criterion):
+    right_rejection_of = policy_loss_module.rejection_of
 
-    def spoilt(policy_loss):
-        remaining = lambda mask, new, old: wrong(right(policy_loss), mask, new.detach(), old)  # noqa: E731
+    def wrong_rejection_of(policy_loss):
+        right = right_rejection_of(policy_loss)
+
+        def remaining(mask, new, old):
+            return wrong(right, mask, new.detach(), old)
+
         return SimpleNamespace(remaining=remaining)
 
-    monkeypatch.setattr(policy_loss_module, "rejection_of", spoilt)
-    Update(actor("+clipx=grpo", *rejecting(criterion))).run()
+    monkeypatch.setattr(policy_loss_module, "rejection_of", wrong_rejection_of)
+    Update(actor("+clipx=grpo", *rejection_overrides(criterion))).run()
 
 
-def whole_mask(data):
-    """As verl's trainers hand on what they reject in decoupled mode, had they not."""
+def undo_rejection(data):
+    """Leaves the data as verl's trainers would hand them on in decoupled mode, had they rejected nothing."""
     data["loss_mask"] = data["response_mask"].clone()
-    apart = 0.03 * torch.arange(len(data["old_log_probs"].values()))
-    rollout = data["old_log_probs"].values() - apart
+    distance = 0.03 * torch.arange(len(data["old_log_probs"].values()))
+    rollout = data["old_log_probs"].values() - distance
     data["rollout_log_probs"] = torch.nested.nested_tensor_from_jagged(rollout, offsets=data["old_log_probs"].offsets())
 
 
-WEIGHTS = (CALCULATED, f"{CORRECTION}.rollout_is=token")
+def train_with(*overrides, make_step=None, rollout_batch=None, updates_made=None, loss_mode=None, **run):
+    """Return a fault that trains one update.
 
-
-def trains(*overrides, step=None, batch=None, made=None, loss_mode=None, **run):
-    """Plants a fault: trains one update, after which as many were made on the rollout batch; returns the difference.
-
-    `step` returns the optimizer step, `loss_mode` comes in the configuration's place, `run` is as for `Update.run`.
+    Args:
+        overrides: of the run.
+        make_step: returns the optimizer step; None: a step that knows nothing.
+        rollout_batch: the one that is trained on; None: a new one.
+        updates_made: how many were made when the rollout batch ends; None: it does not end.
+        loss_mode: in place of the configuration's.
+        run: as for `Update.run`.
     """
 
     def plant(actor, monkeypatch, variant):
         config = actor(*overrides)
         if loss_mode is not None:
             object.__setattr__(config.policy_loss, "loss_mode", loss_mode)
-        update = Update(config, step and step(), batch=batch)
+        step = None if make_step is None else make_step()
+        update = Update(config, step, batch=rollout_batch)
         update.run(**run)
-        return None if made is None else update.end_rollout_batch(made)
+        return None if updates_made is None else update.end_rollout_batch(updates_made)
 
     return plant
 
@@ -345,21 +364,23 @@ MODIFIERS = {
 }
 
 
-def without_modifier(announced, actor, monkeypatch, _):
-    other = compose_outside_a_worker(
-        "+clipx=grpo", *(MODIFIERS["selection"] if "clipx.select.ratio=0.6" in announced else ())
-    )
-    instead = lambda **given: ORIGINAL("grpo", **given | {"config": other})  # noqa: E731
-    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_grpo", instead)
-    Update(actor("+clipx=grpo", *announced)).run()
+def train_without_modifier(name, actor, monkeypatch, _):
+    trained_modifiers = MODIFIERS["selection"] if name == "the other half selected" else ()
+    trained_config = compose_outside_a_worker("+clipx=grpo", *trained_modifiers)
+
+    def loss(**arguments):
+        return ORIGINAL_LOSS("grpo", **arguments | {"config": trained_config})
+
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_grpo", loss)
+    Update(actor("+clipx=grpo", *MODIFIERS[name])).run()
 
 
-def with_its_pass(config, split=([ROWS],), *, ranks=1, noise=0.0):
+def train_after_extra_pass(config, split=([ROWS],), *, ranks=1, noise=0.0):
     """An update at ratio 1 whose bounds were decided by an extra pass, by some of the micro-batches and ranks."""
     batch = example()
-    apart = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    batch["log_prob"] = batch["old_log_prob"] + noise * apart
-    step = planned(config, batch, split, all_reduce=lambda vector: vector * ranks)
+    deviations = torch.randn(batch["mask"].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    batch["log_prob"] = batch["old_log_prob"] + noise * deviations
+    step = plan_with_extra_pass(config, batch, split, all_reduce=lambda vector: vector * ranks)
     assert config.policy_loss.run.record.schedule.may_need_extra_pass and step.statistics is not None
     update = Update(config, step)
     update.run()
@@ -372,7 +393,7 @@ def bounds_of_tokens(number):
 
 
 # What the extra pass saw instead of the mini-batch, and what the receipt's message must name.
-PASSES = {
+WRONG_EXTRA_PASSES = {
     "as many tokens, farther from ratio 1": (dict(noise=0.2), ("bounds", "differ", "trained on")),
     "one micro-batch of four": (dict(split=([[1]],)), bounds_of_tokens("7")),
     "one of two ranks": (dict(ranks=0.5), bounds_of_tokens("12.5")),
@@ -385,14 +406,14 @@ PASSES = {
 @pytest.mark.parametrize("method", [name for name in BUILT_IN if build(name).adaptive])
 def test_the_weights_of_other_passes_may_differ_by_rounding(actor, few_probes, method):
     # The sums of M2PO move by half under rounding alone, its decision does not.
-    with_its_pass(actor(f"+clipx={method}", CALCULATED), noise=1e-6)
+    train_after_extra_pass(actor(f"+clipx={method}", LOG_PROBS_RETURNED), noise=1e-6)
 
 
-def with_another_pass(how, actor, monkeypatch, _):
-    with_its_pass(actor("+clipx=acpo"), **how)
+def train_after_wrong_extra_pass(arguments, actor, monkeypatch, _):
+    train_after_extra_pass(actor("+clipx=acpo"), **arguments)
 
 
-def without_bounds(actor, monkeypatch, _):
+def begin_update_without_bounds(actor, monkeypatch, _):
     Update(actor("+clipx=acpo")).receipt.begin_update(OptimizerStep(), RolloutBatch())
 
 
@@ -405,63 +426,70 @@ def unnoticed_fault(changed_settings=None, **run):
     """
 
     def plant(actor, monkeypatch, _):
-        faulty = Update(actor("+clipx=grpo", *KL))
-        right = Update(actor("+clipx=grpo", *KL))
+        faulty = Update(actor("+clipx=grpo", *KL_TERM))
+        right = Update(actor("+clipx=grpo", *KL_TERM))
         for name, value in (changed_settings or {}).items():
             object.__setattr__(faulty.receipt.loss_fn.keywords["config"], name, value)
         assert not torch.allclose(faulty.run(**run), right.run())
-        return faulty.end_rollout_batch(ANNOUNCED)
+        return faulty.end_rollout_batch(ANNOUNCED_UPDATES)
 
     return plant
 
 
-def with_another_loss_from_the_second_rollout_batch_on(actor, monkeypatch, _):
+def train_another_loss_from_the_second_rollout_batch_on(actor, monkeypatch, _):
     update = Update(actor("+clipx=acpo"))
-    first, largest = update.run(), update.end_rollout_batch(ANNOUNCED)
-    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", scaled(-1.0))
-    assert not torch.allclose(update.run(), first)
-    return largest
+    first_gradient = update.run()
+    largest_difference = update.end_rollout_batch(ANNOUNCED_UPDATES)
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", with_factor(-1.0))
+    assert not torch.allclose(update.run(), first_gradient)
+    return largest_difference
 
 
-def of_the_opposite_sign(actor, monkeypatch, _):
-    loss = ("clipx_acpo", scaled(-1.0))
-    change = lambda data: monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, *loss)  # noqa: E731
-    in_parts(change=change, only={1})(actor, monkeypatch, _)
+def turn_sign_from_second_micro_batch_on(actor, monkeypatch, _):
+    def turn_sign(data):
+        monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", with_factor(-1.0))
+
+    train_in_parts(change=turn_sign, changed_micro_batches={1})(actor, monkeypatch, _)
 
 
-def own_number_of_tokens(data):
+def count_own_tokens(data):
+    """Gives a micro-batch its own number of tokens in place of the mini-batch's."""
     tu.assign_non_tensor(data, batch_num_tokens=int(pad_rows(data["response_mask"]).sum()))
 
 
-def old_log_probs(make, only=None):
-    """The old log-probabilities of some micro-batches, made of the right ones, whose rows may differ in length."""
-    change = lambda data: data.set("old_log_probs", jagged([make(row) for row in data["old_log_probs"].unbind()]))  # noqa: E731
-    return in_parts(change=change, only=only)
+def change_old_log_probs(change_row, micro_batches=None):
+    """Return a fault that changes each row of old_log_probs in some micro-batches; None: in all."""
+
+    def change(data):
+        data["old_log_probs"] = jagged([change_row(row) for row in data["old_log_probs"].unbind()])
+
+    return train_in_parts(change=change, changed_micro_batches=micro_batches)
 
 
-def other_tokens_in_the_second_pass(actor, monkeypatch, _):
+def train_other_tokens_in_second_pass(actor, monkeypatch, _):
     """The pass is right, and the worker restricts the loss to the other tokens."""
     original = step_module.restrict
     monkeypatch.setattr(step_module, "restrict", lambda output, data, tokens: original(output, data, ~tokens))
-    trains(*LOPTI, step=partial(pass_of_lopti, "high"), batch=SECOND_PASS)(actor, monkeypatch, _)
+    make_step = partial(make_step_of_lopti, "high")
+    train_with(*LOPTI, make_step=make_step, rollout_batch=SECOND_PASS)(actor, monkeypatch, _)
 
 
-def another_rank_s_factor(actor, monkeypatch, _):
+def train_beside_rank_with_twice_the_factor(actor, monkeypatch, _):
     """Trains on one rank of two, of which the other multiplies its losses by twice as much."""
     update = Update(actor("+clipx=grpo"))
     update.receipt.all_reduce = lambda vector: vector + vector * (1 + (torch.arange(len(vector)) == 1))
     update.run(change=lambda data: tu.assign_non_tensor(data, dp_size=2, batch_num_tokens=50, global_batch_size=12))
 
 
-def nothing_in_the_mask(data):
+def clear_mask(data):
     data["response_mask"] = data["response_mask"] * False
     tu.assign_non_tensor(data, batch_num_tokens=0)
 
 
-in_parts = partial(trains, "+clipx=acpo", parts=IN_PARTS)
-SECOND_PASS = RolloutBatch(updates_before_pass=ANNOUNCED)
+train_in_parts = partial(train_with, "+clipx=acpo", micro_batches=THREE_MICRO_BATCHES)
+SECOND_PASS = RolloutBatch(updates_before_pass=ANNOUNCED_UPDATES)
 TWO_UPDATES = ("+clipx=grpo", "data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=4")
-DECOUPLED = rejecting("token_k3", bypass=False)
+REJECTION_BY_TRAINER = rejection_overrides("token_k3", bypass=False)
 
 
 class Fault(NamedTuple):
@@ -504,19 +532,23 @@ def number_of_updates(number, *, announced):
     return f"{number} updates", "rollout batch", announced, "announced"
 
 
-def verls_loss_and(more):
-    """Plants a loss function in the place of verl's: of its loss, the log-probabilities and the policy's term."""
+def add_term(add):
+    """Return a fault that trains another loss function than verl's.
+
+    Args:
+        add: (verl's loss, the log-probabilities, a function that returns the policy's term) -> the loss.
+    """
 
     def plant(actor, monkeypatch, _):
-        config = actor("+clipx=grpo", *KL)
+        config = actor("+clipx=grpo", *KL_TERM)
 
         def loss_fn(config, model_output, data, dp_group=None):
             loss, metrics = ppo_loss(config, model_output, data)
 
             def policy_term():
-                return ORIGINAL("grpo", **arguments_of(config, model_output, data))[0]
+                return ORIGINAL_LOSS("grpo", **arguments_of(config, model_output, data))[0]
 
-            return more(loss, model_output["log_probs"].values(), policy_term), metrics
+            return add(loss, model_output["log_probs"].values(), policy_term), metrics
 
         Update(config, loss_fn=partial(loss_fn, config=config)).run()
 
@@ -547,62 +579,72 @@ OTHER_TERMS = {
 }
 
 
-def verls_loss_and_of_entropy(more, *overrides):
-    """Plants a loss function in the place of verl's: of its loss and the entropies."""
+def add_entropy_term(add, *overrides):
+    """Return a fault that trains another loss function than verl's.
+
+    Args:
+        add: (verl's loss, the entropies) -> the loss.
+        overrides: beside the method's.
+    """
 
     def plant(actor, monkeypatch, _):
         config = actor("+clipx=grpo", *overrides)
 
         def loss_fn(config, model_output, data, dp_group=None):
             loss, metrics = ppo_loss(config, model_output, data)
-            return more(loss, model_output["entropy"].values()), metrics
+            return add(loss, model_output["entropy"].values()), metrics
 
         Update(config, loss_fn=partial(loss_fn, config=config)).run()
 
     return plant
 
 
-BONUS = f"{ACTOR}.entropy_coeff=0.01"
-OF_ENTROPY = {
-    "a tenth of the entropies": verls_loss_and_of_entropy(lambda loss, entropy: loss + 0.1 * entropy.sum()),
-    "the entropies beside a bonus": verls_loss_and_of_entropy(lambda loss, entropy: loss - entropy.sum(), BONUS),
-    "the square of the entropies": verls_loss_and_of_entropy(lambda loss, entropy: loss + entropy.square().mean()),
-    "one token's entropy": verls_loss_and_of_entropy(lambda loss, entropy: loss - 0.1 * entropy[5]),
+FAULTS_OF_ENTROPY = {
+    "a tenth of the entropies": add_entropy_term(lambda loss, entropy: loss + 0.1 * entropy.sum()),
+    "the entropies beside a bonus": add_entropy_term(lambda loss, entropy: loss - entropy.sum(), ENTROPY_BONUS),
+    "the square of the entropies": add_entropy_term(lambda loss, entropy: loss + entropy.square().mean()),
+    "one token's entropy": add_entropy_term(lambda loss, entropy: loss - 0.1 * entropy[5]),
 }
 
 
-def later_hook(change):
-    """Registers a hook on the log-probabilities after the receipt's, in one of an update's micro-batches."""
+def register_later_hook(change):
+    """Return a fault that registers a hook on the log-probabilities after the receipt's, in each micro-batch."""
 
     def plant(actor, monkeypatch, _):
         update = Update(actor("+clipx=grpo"))
-        observe = update.receipt.end_micro_batch
+        end_micro_batch = update.receipt.end_micro_batch
 
-        def then(micro_batch, loss, model_output, data, dp_group):
-            observe(micro_batch, loss, model_output, data, dp_group)
+        def end_and_register(micro_batch, loss, model_output, data, dp_group):
+            end_micro_batch(micro_batch, loss, model_output, data, dp_group)
             model_output["log_probs"].register_hook(change)
 
-        update.receipt.end_micro_batch = then
-        update.run(IN_PARTS)
+        update.receipt.end_micro_batch = end_and_register
+        update.run(THREE_MICRO_BATCHES)
 
     return plant
 
 
-def factors_of_updates(first, second, **of_receipt):
-    """Trains two updates, whose losses are multiplied by two factors."""
+def multiply_losses(first, second, **receipt_attributes):
+    """Return a fault that trains two updates.
+
+    Args:
+        first, second: the factors on the losses of each update's micro-batches.
+        receipt_attributes: that the receipt gets before.
+    """
 
     def plant(actor, monkeypatch, _):
         update = Update(actor("+clipx=grpo"))
-        for name, value in of_receipt.items():
+        for name, value in receipt_attributes.items():
             setattr(update.receipt, name, value)
-        update.run(factors=first)
-        update.run(IN_PARTS[: len(second)] if len(second) > 1 else (ROWS,), factors=second)
+        update.run(loss_factors=first)
+        micro_batches = THREE_MICRO_BATCHES if len(second) > 1 else (ROWS,)
+        update.run(micro_batches, loss_factors=second)
 
     return plant
 
 
-def on_two_ranks(place, difference):
-    """Trains on one rank of two, of which the other has another number in a place of the sums."""
+def train_beside_other_rank(place, difference):
+    """Return a fault that trains on one rank of two, of which the other has another number in a place of the sums."""
 
     def plant(actor, monkeypatch, _):
         config = actor("+clipx=acpo")
@@ -616,142 +658,143 @@ def on_two_ranks(place, difference):
 
 
 SINGLE_FAULTS = {
-    **{
-        f"verl's loss and {name}": Fault(plant=verls_loss_and(add), facts=OTHER_TERM)
-        for name, add in OTHER_TERMS.items()
-    },
+    **{f"verl's loss and {name}": Fault(plant=add_term(add), facts=OTHER_TERM) for name, add in OTHER_TERMS.items()},
     **{
         f"verl's loss and {name}": Fault(plant=plant, facts=gradient_on_output("entropy"))
-        for name, plant in OF_ENTROPY.items()
+        for name, plant in FAULTS_OF_ENTROPY.items()
     },
     "a later hook that turns the sign": Fault(
-        plant=later_hook(lambda gradient: -gradient),
+        plant=register_later_hook(lambda gradient: -gradient),
         facts=GRADIENT_IN_TRAINING,
     ),
     "a later hook that doubles": Fault(
-        plant=later_hook(lambda gradient: 2 * gradient),
+        plant=register_later_hook(lambda gradient: 2 * gradient),
         facts=GRADIENT_IN_TRAINING,
     ),
     "a later hook that leaves nothing": Fault(
-        plant=later_hook(lambda gradient: 0 * gradient),
+        plant=register_later_hook(lambda gradient: 0 * gradient),
         facts=GRADIENT_IN_TRAINING,
     ),
     "another factor in the second update": Fault(
-        plant=factors_of_updates([0.5], [0.7]),
+        plant=multiply_losses([0.5], [0.7]),
         facts=factor_after_first_update("0.7", first="0.5"),
     ),
     "twice the factor in the second update": Fault(
-        plant=factors_of_updates([0.5], [1.0]),
+        plant=multiply_losses([0.5], [1.0]),
         facts=factor_after_first_update("1", first="0.5"),
     ),
     # A scaler changes its factor by powers of two, and 0.75 / 0.5 is none.
     "another factor beside a scaler": Fault(
-        plant=factors_of_updates([0.5], [0.75], scaled=True),
+        plant=multiply_losses([0.5], [0.75], scaled=True),
         facts=factor_after_first_update("0.75", first="0.5"),
     ),
-    "another rank's settings": Fault(plant=on_two_ranks(SETTINGS, 1000.0), facts=OTHER_SETTINGS_THAN_RANKS),
-    "another rank's bounds": Fault(plant=on_two_ranks(DECISION, 0.01), facts=OTHER_BOUNDS_THAN_RANKS),
+    "another rank's settings": Fault(plant=train_beside_other_rank(SETTINGS, 1000.0), facts=OTHER_SETTINGS_THAN_RANKS),
+    "another rank's bounds": Fault(plant=train_beside_other_rank(DECISION, 0.01), facts=OTHER_BOUNDS_THAN_RANKS),
     "another rank's infinite bound": Fault(
-        plant=on_two_ranks(INFINITE_DECISIONS, 1.0),
+        plant=train_beside_other_rank(INFINITE_DECISIONS, 1.0),
         facts=OTHER_BOUNDS_THAN_RANKS,
     ),
     "verl's loss under its own name": Fault(
-        plant=trains("+clipx=acpo", loss_mode="vanilla"),
+        plant=train_with("+clipx=acpo", loss_mode="vanilla"),
         facts=(*GRADIENT_ON_COPIES, "clipx_acpo"),
     ),
     "no weights of verl's trainer": Fault(
-        plant=trains("+clipx=grpo", *WEIGHTS),
+        plant=train_with("+clipx=grpo", *TOKEN_WEIGHTS),
         facts=("without the weights", f"{CORRECTION}.rollout_is=token"),
     ),
     "no rejection of verl's trainer": Fault(
-        plant=trains("+clipx=grpo", *DECOUPLED, change=whole_mask),
+        plant=train_with("+clipx=grpo", *REJECTION_BY_TRAINER, change=undo_rejection),
         facts=("14 tokens", "rejects", f"{CORRECTION}.rollout_rs=token_k3"),
     ),
     "a term that the engine adds": Fault(
-        plant=trains("+clipx=grpo", besides=lambda log_prob: log_prob.square().sum()),
+        plant=train_with("+clipx=grpo", engine_term=lambda log_prob: log_prob.square().sum()),
         facts=GRADIENT_IN_TRAINING,
     ),
     "an engine that leaves the loss aside": Fault(
-        plant=trains("+clipx=grpo", factors=[()]),
+        plant=train_with("+clipx=grpo", loss_factors=[()]),
         facts=("no backward pass", "1 of 1 micro-batches"),
     ),
     "no backward pass of a later micro-batch": Fault(
-        plant=in_parts(factors=(1, 1, ())),
+        plant=train_in_parts(loss_factors=(1, 1, ())),
         facts=("no backward pass", "1 of 3 micro-batches"),
     ),
-    "a later micro-batch of the opposite sign": Fault(plant=of_the_opposite_sign, facts=GRADIENT_IN_TRAINING),
+    "a later micro-batch of the opposite sign": Fault(
+        plant=turn_sign_from_second_micro_batch_on, facts=GRADIENT_IN_TRAINING
+    ),
     "an engine that turns a later micro-batch's sign": Fault(
-        plant=in_parts(factors=(1, 1, -1)),
+        plant=train_in_parts(loss_factors=(1, 1, -1)),
         facts=factors_within_update("-1", "1"),
     ),
     "an engine that scales a later micro-batch": Fault(
-        plant=in_parts(factors=(1, 0.5, 1)),
+        plant=train_in_parts(loss_factors=(1, 0.5, 1)),
         facts=factors_within_update("0.5", "1"),
     ),
     "two backward passes of a later micro-batch": Fault(
-        plant=in_parts(factors=(1, (1, 1), 1)),
+        plant=train_in_parts(loss_factors=(1, (1, 1), 1)),
         facts=factors_within_update("1", "2"),
     ),
     # The mean of 0.5 on this rank and 1 on the other is 0.75.
     "an engine that scales a rank": Fault(
-        plant=another_rank_s_factor,
+        plant=train_beside_rank_with_twice_the_factor,
         facts=("a rank's", "multiplied", "0.5", "all ranks", "0.75"),
     ),
     "each micro-batch's own number of tokens": Fault(
-        plant=in_parts(change=own_number_of_tokens),
+        plant=train_in_parts(change=count_own_tokens),
         facts=("divided", "5, 8, 12 tokens", "25"),
     ),
     "stale old log-probabilities in a later micro-batch": Fault(
-        plant=old_log_probs(lambda row: row - 0.01, {2}),
+        plant=change_old_log_probs(lambda row: row - 0.01, {2}),
         facts=(*STALE_OLD_LOG_PROBS, "0.01"),
     ),
     "stale old log-probabilities": Fault(
-        plant=old_log_probs(lambda row: row - 0.01),
+        plant=change_old_log_probs(lambda row: row - 0.01),
         facts=(*STALE_OLD_LOG_PROBS, "0.01"),
     ),
     "shifted old log-probabilities": Fault(
-        plant=old_log_probs(lambda row: row.roll(1)),
+        plant=change_old_log_probs(lambda row: row.roll(1)),
         facts=STALE_OLD_LOG_PROBS,
     ),
     "old log-probabilities at another temperature": Fault(
-        plant=old_log_probs(lambda row: row * 1.25),
+        plant=change_old_log_probs(lambda row: row * 1.25),
         facts=STALE_OLD_LOG_PROBS,
     ),
     "Lopti's second pass repeats the first": Fault(
-        plant=trains(*LOPTI, step=partial(pass_of_lopti, "low"), batch=SECOND_PASS),
+        plant=train_with(*LOPTI, make_step=partial(make_step_of_lopti, "low"), rollout_batch=SECOND_PASS),
         facts=("Lopti's pass", "high tokens", "low ones"),
     ),
     # Two passes of 4 updates each.
     "one pass of Lopti's two": Fault(
-        plant=trains(*LOPTI, step=partial(pass_of_lopti, "low"), made=ANNOUNCED),
+        plant=train_with(*LOPTI, make_step=partial(make_step_of_lopti, "low"), updates_made=ANNOUNCED_UPDATES),
         facts=number_of_updates("4", announced="8"),
     ),
     "the other tokens in Lopti's second pass": Fault(
-        plant=other_tokens_in_the_second_pass,
+        plant=train_other_tokens_in_second_pass,
         facts=GRADIENT_ON_COPIES,
     ),
     "nothing to compare": Fault(
-        plant=trains("+clipx=grpo", "clipx.receipt=stop", change=nothing_in_the_mask, made=ANNOUNCED),
+        plant=train_with("+clipx=grpo", "clipx.receipt=stop", change=clear_mask, updates_made=ANNOUNCED_UPDATES),
         facts=NOTHING_COMPARED,
     ),
     "the sign of all tokens but one that is NaN": Fault(
-        plant=partial(with_a_token_that_is_nan, without_nan(-1)),
+        plant=partial(train_with_a_nan_token, with_finite_tokens_only(-1)),
         facts=GRADIENT_ON_COPIES,
     ),
     "twice as much at all tokens but one that is NaN": Fault(
-        plant=partial(with_a_token_that_is_nan, without_nan(2)),
+        plant=partial(train_with_a_nan_token, with_finite_tokens_only(2)),
         facts=GRADIENT_ON_COPIES,
     ),
     # Two mini-batches of 4 in a batch of 8.
     "a skipped update": Fault(
-        plant=trains(*TWO_UPDATES, made=1),
+        plant=train_with(*TWO_UPDATES, updates_made=1),
         facts=number_of_updates("1", announced="2"),
     ),
     "a second epoch": Fault(
-        plant=trains(*TWO_UPDATES, made=4),
+        plant=train_with(*TWO_UPDATES, updates_made=4),
         facts=number_of_updates("4", announced="2"),
     ),
-    "bounds that nobody decided": Fault(plant=without_bounds, facts=("no bounds", "clipx.scope=mini_batch")),
+    "bounds that nobody decided": Fault(
+        plant=begin_update_without_bounds, facts=("no bounds", "clipx.scope=mini_batch")
+    ),
 }
 # Faults that the receipt does not find: each returns the difference that the receipt logs.
 INVISIBLE = {
@@ -759,8 +802,8 @@ INVISIBLE = {
         change=lambda data: data.set("advantages", -data["advantages"])
     ),
     "another coefficient of verl's KL term": unnoticed_fault({"kl_loss_coef": 1.0}),
-    "a factor on the whole loss": unnoticed_fault(factors=[3.0]),
-    "another loss after the first rollout batch": with_another_loss_from_the_second_rollout_batch_on,
+    "a factor on the whole loss": unnoticed_fault(loss_factors=[3.0]),
+    "another loss after the first rollout batch": train_another_loss_from_the_second_rollout_batch_on,
 }
 
 
@@ -772,22 +815,22 @@ def planted_faults():
     faults = {}
     for name, loss in LOSSES.items():
         faults[f"loss: {name}"] = Fault(
-            plant=partial(with_another_loss, loss),
+            plant=partial(train_another_loss, loss),
             facts=(*GRADIENT_ON_COPIES, "clipx_acpo"),
         )
     for name, wrong in REJECTIONS.items():
         faults[f"rejection: {name}"] = Fault(
-            plant=partial(with_another_rejection, wrong),
+            plant=partial(train_with_another_rejection, wrong),
             facts=(*GRADIENT_ON_COPIES, "clipx_grpo"),
             variants=tuple(CRITERIA),
         )
-    for name, overrides in MODIFIERS.items():
+    for name in MODIFIERS:
         faults[f"without: {name}"] = Fault(
-            plant=partial(without_modifier, overrides),
+            plant=partial(train_without_modifier, name),
             facts=(*GRADIENT_ON_COPIES, "clipx_grpo"),
         )
-    for name, (how, facts) in PASSES.items():
-        faults[f"statistics: {name}"] = Fault(plant=partial(with_another_pass, how), facts=facts)
+    for name, (arguments, facts) in WRONG_EXTRA_PASSES.items():
+        faults[f"statistics: {name}"] = Fault(plant=partial(train_after_wrong_extra_pass, arguments), facts=facts)
     return faults | SINGLE_FAULTS
 
 
@@ -811,123 +854,125 @@ def test_a_fault_that_is_listed_as_invisible_leaves_the_receipt_as_it_is(actor, 
 GROUPS = sorted(
     file.stem
     for file in (REPOSITORY / "configs/clipx").glob("*.yaml")
-    # Without a loss of their own.
+    # These have no loss of their own.
     if file.stem not in ("base", "custom", "observe")
 )
-# Under each of these parameters the gradient is the same, or off by less than a millionth of that at F = 1.
-# Or a loss that differs only on tokens that the 25 of these tests and their probes don't have.
-SAME_LOSS = {
+# From GROUP.PARAMETER to the reason why a change of the parameter is not found: the gradient stays the same, or differs
+# by less than a millionth of that at F = 1, or only on tokens that the 25 of these tests and their probes don't have.
+WITHOUT_EFFECT = {
     "acpo.min_tokens": "a single ratio in a bin does not vary either",
     "acpo_reference.variance_epsilon": "1e-8 beside the variance, below what a gradient resolves",
-    **dict.fromkeys(
-        ("dcpo.largest_ratio", "dcpo_reference.largest_ratio"),
-        "a token whose old probability is below 0.3 %: above it, the bound on the divergence comes first",
-    ),
-    **dict.fromkeys(("clip_cov.share", "kl_cov.share"), "of the probes' tokens it is less than one, and one is taken"),
-    **dict.fromkeys(
-        ("cppo_reference.weight_last", "cppo_reference.length"),
-        "a token's weight is that of its place among 8,192, and these are the first 25",
-    ),
+    "dcpo.largest_ratio": "above an old probability of 0.3 %, the bound on the divergence comes first",
+    "dcpo_reference.largest_ratio": "above an old probability of 0.3 %, the bound on the divergence comes first",
+    "clip_cov.share": "of the probes' tokens it is less than one, and one is taken",
+    "kl_cov.share": "of the probes' tokens it is less than one, and one is taken",
+    "cppo_reference.weight_last": "a token's weight is that of its place among 8,192, and these are the first 25",
+    "cppo_reference.length": "a token's weight is that of its place among 8,192, and these are the first 25",
     "bapo.epsilon": "only contribution=ratio reads it",
     "bapo_reference.epsilon": "1e-8 of the negative tokens' contribution",
     "bapo_reference.lower_step": "no step helps, because N only grows, and the last one is cut to the range",
-    **dict.fromkeys(
-        [
-            f"{group}.log_ratio_clamp"
-            for group in GROUPS
-            if group.startswith(("aspo", "ce_gppo_reference", "cispo", "dapo", "dcpo", "dppo", "grpo", "sapo"))
-            or group in ("acpo_reference", "bapo_reference", "ipo_reference", "two_sided")
-        ],
-        "beyond it the token is clipped already, or its ratio is e^-20",
-    ),
 }
+CLIPPED_WITHIN_CLAMP = ("aspo", "ce_gppo_reference", "cispo", "dapo", "dcpo", "dppo", "grpo", "sapo")
+for group in GROUPS:
+    if group.startswith(CLIPPED_WITHIN_CLAMP) or group in (
+        "acpo_reference",
+        "bapo_reference",
+        "ipo_reference",
+        "two_sided",
+    ):
+        WITHOUT_EFFECT[f"{group}.log_ratio_clamp"] = "beyond it the token is clipped already, or its ratio is e^-20"
 
 
-def trained_as(actor, monkeypatch, announced, other, method=None):
-    """Trains one group's loss, or another method, under the name of an announced one."""
-    config = actor(f"+clipx={announced}", CALCULATED)
-    trained = actor(f"+clipx={other}", CALCULATED)
+def train_under_another_name(actor, monkeypatch, announced_group, trained_group, method=None):
+    """Trains one group's loss, or that of a changed method of it, under the name of an announced group's."""
+    announced = actor(f"+clipx={announced_group}", LOG_PROBS_RETURNED)
+    trained = actor(f"+clipx={trained_group}", LOG_PROBS_RETURNED)
     if method is not None:
         object.__setattr__(trained.policy_loss.clipx, "method", method)
-    settings = trained.policy_loss.clipx
     trained.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=6)
-    monkeypatch.setitem(
-        core_algos.POLICY_LOSS_REGISTRY,
-        f"clipx_{config.policy_loss.clipx.method.name}",
-        lambda **given: ORIGINAL(settings.method.name, **given | {"config": trained}),
-    )
+
+    def loss(**arguments):
+        return ORIGINAL_LOSS(trained.policy_loss.clipx.method.name, **arguments | {"config": trained})
+
     # As in a run: the worker decides by the announced method, and another loss stands under its name.
-    Update(config).run()
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, f"clipx_{announced.policy_loss.clipx.method.name}", loss)
+    Update(announced).run()
 
 
-def is_found(plant):
+def is_found(train):
     """Whether the receipt stops a training."""
     try:
-        plant()
+        train()
     except RuntimeError as error:
         assert "receipt: " in str(error)
         return True
     return False
 
 
-def relatives(group):
-    """The groups of a group's own method, and the next group of another one."""
+def groups_to_tell_apart(group):
+    """The other groups of a group's own method, and the next group of another one."""
     method = method_of(group)
     place = GROUPS.index(group)
-    of_same_method = [name for name in GROUPS if method_of(name) is method and name != group]
-    of_other_methods = [name for name in GROUPS[place:] + GROUPS[:place] if method_of(name) is not method]
-    return [*of_same_method, of_other_methods[0]]
+    with_same_method = [name for name in GROUPS if method_of(name) is method and name != group]
+    with_other_methods = [name for name in GROUPS[place:] + GROUPS[:place] if method_of(name) is not method]
+    return [*with_same_method, with_other_methods[0]]
 
 
 def method_of(group):
-    return type(built_once((f"+clipx={group}", CALCULATED)).policy_loss.clipx.method)
+    return type(built_once((f"+clipx={group}", LOG_PROBS_RETURNED)).policy_loss.clipx.method)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("announced", GROUPS)
 def test_another_group_of_settings_is_found(actor, monkeypatch, announced):
-    for other in relatives(announced):
+    for trained in groups_to_tell_apart(announced):
         with monkeypatch.context() as patched:
-            assert is_found(partial(trained_as, actor, patched, announced, other)), other
+            assert is_found(partial(train_under_another_name, actor, patched, announced, trained)), trained
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_parameter_changed_by_a_twentieth_is_found(actor, monkeypatch, group):
-    method = actor(f"+clipx={group}", CALCULATED).policy_loss.clipx.method
+    method = actor(f"+clipx={group}", LOG_PROBS_RETURNED).policy_loss.clipx.method
     # For each parameter, a method in which only that parameter is changed.
     changed_methods = {}
     for other in neighbours(method, 0.05):
         (name,) = [key for key, value in other.parameters.items() if value != method.parameters[key]]
         changed_methods.setdefault(name, other)
     for name, other in changed_methods.items():
-        if f"{group}.{name}" not in SAME_LOSS:
+        if f"{group}.{name}" not in WITHOUT_EFFECT:
             with monkeypatch.context() as patched:
-                assert is_found(partial(trained_as, actor, patched, group, group, other)), name
+                assert is_found(partial(train_under_another_name, actor, patched, group, group, other)), name
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
 def test_verls_entropy_bonus_is_no_fault(actor, few_probes, mode):
-    assert_receipt_holds(actor("+clipx=grpo", BONUS, f"{ACTOR}.loss_agg_mode={mode}", *KL))
+    assert_receipt_holds(actor("+clipx=grpo", ENTROPY_BONUS, f"{ACTOR}.loss_agg_mode={mode}", *KL_TERM))
 
 
-def distilling(actor, loss_mode, more, **own):
-    """An update under verl's distillation; `more` is added to its loss, of the model's output."""
-    config = actor("+clipx=grpo", BONUS)
-    own = DistillationLossConfig(loss_mode=loss_mode, topk=2, use_task_rewards=True, **own)
-    distillation = DistillationConfig(enabled=False, distillation_loss=own)
+def train_with_distillation(actor, loss_mode, added_term, **loss_settings):
+    """Trains an update under verl's distillation, and returns it.
+
+    Args:
+        loss_mode: of the distillation.
+        added_term: what is added to verl's loss, a function of the model's output.
+        loss_settings: of the distillation, beside its loss_mode.
+    """
+    config = actor("+clipx=grpo", ENTROPY_BONUS)
+    loss_config = DistillationLossConfig(loss_mode=loss_mode, topk=2, use_task_rewards=True, **loss_settings)
+    distillation = DistillationConfig(enabled=False, distillation_loss=loss_config)
     object.__setattr__(distillation, "enabled", True)
 
     def loss_fn(config, distillation_config, model_output, data, dp_group=None):
         loss, metrics = distillation_ppo_loss(config, distillation_config, model_output, data)
-        return loss + more(model_output), metrics
+        return loss + added_term(model_output), metrics
 
-    def teach(data):
+    def add_teacher(data):
         lengths = data["prompts"].offsets().diff() + data["responses"].offsets().diff()
         teacher = [torch.linspace(-2, -1, int(length))[:, None] for length in lengths]
         data["teacher_logprobs"] = torch.nested.as_nested_tensor(teacher, layout=torch.jagged)
 
-    def outputs(offsets):
+    def make_outputs(offsets):
         if loss_mode != "forward_kl_topk":
             return {}
         losses = torch.linspace(0.1, 1, int(offsets[-1])).requires_grad_(True)
@@ -935,14 +980,14 @@ def distilling(actor, loss_mode, more, **own):
         return {key: torch.nested.nested_tensor_from_jagged(value, offsets=offsets) for key, value in values.items()}
 
     update = Update(config, loss_fn=partial(loss_fn, config=config, distillation_config=distillation))
-    update.run(change=teach, outputs=outputs)
+    update.run(change=add_teacher, make_outputs=make_outputs)
     return update
 
 
 @pytest.mark.parametrize("loss_mode", ["k3", "forward_kl_topk"])
 def test_verls_distillation_is_no_fault(actor, few_probes, loss_mode):
-    update = distilling(actor, loss_mode, lambda output: 0.0, distillation_loss_coef=0.5)
-    assert 0 <= update.end_rollout_batch(1, before=3) < 1e-5
+    update = train_with_distillation(actor, loss_mode, lambda output: 0.0, distillation_loss_coef=0.5)
+    assert 0 <= update.end_rollout_batch(1, updates_before_pass=3) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -955,7 +1000,7 @@ def test_verls_distillation_is_no_fault(actor, few_probes, loss_mode):
 )
 def test_a_term_beside_verls_distillation_is_found(actor, few_probes, loss_mode, output, facts):
     with pytest.raises(RuntimeError) as raised:
-        distilling(actor, loss_mode, lambda model_output: 0.1 * model_output[output].values().sum())
+        train_with_distillation(actor, loss_mode, lambda model_output: 0.1 * model_output[output].values().sum())
     assert_names(str(raised.value), *facts)
 
 
@@ -966,92 +1011,95 @@ def test_the_page_has_the_number_of_planted_faults():
 
 def test_a_token_that_is_nan_ends_no_run(actor, few_probes):
     update = Update(actor("+clipx=grpo"))
-    update.run(spoilt=(1, 2))
-    assert 0 <= update.end_rollout_batch(ANNOUNCED) < 1e-5
+    update.run(nan_at=(1, 2))
+    assert 0 <= update.end_rollout_batch(ANNOUNCED_UPDATES) < 1e-5
 
 
 def test_a_fault_is_a_warning_under_receipt_warn(actor, monkeypatch, few_probes, caplog):
-    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", scaled(-1.0))
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", with_factor(-1.0))
     update = Update(actor("+clipx=acpo", "clipx.receipt=warn"))
     update.run()
     assert_names(caplog.text, "receipt", *GRADIENT_ON_COPIES, "clipx_acpo")
-    assert update.end_rollout_batch(ANNOUNCED) == pytest.approx(2, rel=1e-3)
+    assert update.end_rollout_batch(ANNOUNCED_UPDATES) == pytest.approx(2, rel=1e-3)
 
 
 def test_what_is_compared_on_copies_stops_on_every_engine_and_the_rest_where_tests_ran(
     actor, monkeypatch, few_probes, caplog
 ):
     with monkeypatch.context() as patched:
-        patched.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", scaled(-1.0))
+        patched.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", with_factor(-1.0))
         with pytest.raises(RuntimeError) as raised:
             Update(actor("+clipx=acpo"), tested=False).run()
     assert_names(str(raised.value), *GRADIENT_ON_COPIES)
-    Update(actor("+clipx=grpo"), tested=False).run(factors=[()])
+    Update(actor("+clipx=grpo"), tested=False).run(loss_factors=[()])
     assert_names(caplog.text, "no backward pass", "1 of 1 micro-batches")
     with pytest.raises(RuntimeError) as raised:
-        Update(actor("+clipx=grpo", "clipx.receipt=stop"), tested=False).run(factors=[()])
+        Update(actor("+clipx=grpo", "clipx.receipt=stop"), tested=False).run(loss_factors=[()])
     assert_names(str(raised.value), "no backward pass", "1 of 1 micro-batches")
 
 
 def test_where_nothing_can_be_compared_auto_warns(actor, caplog):
-    difference = trains("+clipx=grpo", change=nothing_in_the_mask, made=ANNOUNCED)(actor, None, "")
+    difference = train_with("+clipx=grpo", change=clear_mask, updates_made=ANNOUNCED_UPDATES)(actor, None, "")
     assert math.isnan(difference)
     assert_names(caplog.text, *NOTHING_COMPARED)
 
 
-# What trains the update, the loss in ACPO's place, and how many checks fail at least.
-WARNED = {
-    "another loss": (dict(), scaled(-1.0), 2),
-    "no backward pass": (dict(factors=[()]), None, 1),
-    "stale old log-probabilities": (
-        dict(change=lambda data: data.set("old_log_probs", data["old_log_probs"] + 1)),
-        None,
-        1,
-    ),
-    "another number of tokens": (dict(change=own_number_of_tokens, parts=IN_PARTS), None, 1),
+def assert_receipt_counts_failures(update, at_least):
+    """Assert that a receipt which warned says so where it is logged and printed."""
+    failed = update.metrics(ANNOUNCED_UPDATES)["clipx/receipt_failed"]
+    assert failed >= at_least
+    assert_names(str(update.receipt), "warned", f"{failed:g} checks")
+
+
+def test_another_loss_is_counted_where_the_receipt_only_warns(actor, monkeypatch, few_probes):
+    """Under auto it would stop the run, since it is compared on copies."""
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", with_factor(-1.0))
+    update = Update(actor("+clipx=acpo", "clipx.receipt=warn"), tested=False)
+    update.run()
+    assert_receipt_counts_failures(update, at_least=2)
+
+
+# Faults of an engine, as arguments of `Update.run`.
+FAULTS_OF_ENGINE = {
+    "no backward pass": dict(loss_factors=[()]),
+    "stale old log-probabilities": dict(change=lambda data: data.set("old_log_probs", data["old_log_probs"] + 1)),
+    "another number of tokens": dict(change=count_own_tokens, micro_batches=THREE_MICRO_BATCHES),
 }
 
 
-# What is compared on copies stops the run under auto.
-ASKED = [(name, asked) for name in WARNED for asked in ("warn", "auto") if (name, asked) != ("another loss", "auto")]
-
-
-@pytest.mark.parametrize(("name", "asked"), ASKED)
-def test_a_receipt_that_warned_says_so_where_it_is_logged_and_printed(actor, monkeypatch, few_probes, name, asked):
-    run, loss, least_failed = WARNED[name]
-    if loss is not None:
-        monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", loss)
-    update = Update(actor("+clipx=acpo", f"clipx.receipt={asked}"), tested=False)
-    update.run(**run)
-    logged = update.metrics(ANNOUNCED)
-    assert logged["clipx/receipt_failed"] >= least_failed
-    assert_names(str(update.receipt), "warned", f"{logged['clipx/receipt_failed']:g} checks")
+@pytest.mark.parametrize("receipt", ["warn", "auto"])
+@pytest.mark.parametrize("name", FAULTS_OF_ENGINE)
+def test_a_fault_of_an_untested_engine_is_counted_where_the_receipt_only_warns(actor, few_probes, name, receipt):
+    update = Update(actor("+clipx=acpo", f"clipx.receipt={receipt}"), tested=False)
+    update.run(**FAULTS_OF_ENGINE[name])
+    assert_receipt_counts_failures(update, at_least=1)
 
 
 def test_a_receipt_whose_checks_all_hold_logs_0_and_does_not_speak_of_warnings(actor, few_probes):
     update = Update(actor("+clipx=acpo"))
     update.run()
-    assert update.metrics(ANNOUNCED)["clipx/receipt_failed"] == 0.0 and "warned" not in str(update.receipt)
+    assert update.metrics(ANNOUNCED_UPDATES)["clipx/receipt_failed"] == 0.0 and "warned" not in str(update.receipt)
 
 
 def test_a_check_that_failed_on_another_rank_counts_once(actor, few_probes):
     """On three ranks, of which the other two warned of their weights."""
     update = Update(actor("+clipx=acpo"), tested=False)
     update.run()
-    of_others = torch.cat([torch.zeros(3), torch.tensor([2.0 * (check is Check.WEIGHTS) for check in Check])])
-    update.receipt.all_reduce = lambda vector: vector + of_others
-    assert update.metrics(ANNOUNCED)["clipx/receipt_failed"] == 1.0
+    failures_of_others = torch.tensor([2.0 if check is Check.WEIGHTS else 0.0 for check in Check])
+    sums_of_others = torch.cat([torch.zeros(3), failures_of_others])
+    update.receipt.all_reduce = lambda vector: vector + sums_of_others
+    assert update.metrics(ANNOUNCED_UPDATES)["clipx/receipt_failed"] == 1.0
 
 
 def test_a_rank_that_compared_nothing_says_that_another_did(actor, capsys):
     """Rank 0 of two. None of its responses has a token, and the other rank has compared 7 tokens."""
     update = Update(actor("+clipx=grpo"), tested=False)
     update.receipt.rank = 0
-    update.run(change=nothing_in_the_mask)
-    of_the_other = torch.zeros(3 + len(Check))
-    of_the_other[0] = 7
-    update.receipt.all_reduce = lambda vector: vector + of_the_other
-    update.metrics(ANNOUNCED)
+    update.run(change=clear_mask)
+    sums_of_the_other_rank = torch.zeros(3 + len(Check))
+    sums_of_the_other_rank[0] = 7
+    update.receipt.all_reduce = lambda vector: vector + sums_of_the_other_rank
+    update.metrics(ANNOUNCED_UPDATES)
     printed = capsys.readouterr().out
     assert_names(printed, "this rank could compare no token", "other ranks made 7 comparisons")
     assert "nothing shows" not in printed
@@ -1064,62 +1112,72 @@ def test_a_rank_of_a_pipeline_that_sees_no_loss_neither_warns_nor_prints(actor, 
     update.receipt.has_outputs = False
     update.begin()
     update.observers.end_update(update.step)
-    assert update.metrics(ANNOUNCED)["clipx/receipt_failed"] == 0.0
+    assert update.metrics(ANNOUNCED_UPDATES)["clipx/receipt_failed"] == 0.0
     assert not caplog.text and not capsys.readouterr().out
 
 
 def test_old_log_probs_within_the_tolerance_of_the_precision_end_no_run(actor, few_probes):
-    for half, distance in ((False, 5e-4), (True, 0.03)):
+    def move(distance, data):
+        data["old_log_probs"] = data["old_log_probs"] + distance
+
+    for half_precision, distance in ((False, 5e-4), (True, 0.03)):
         update = Update(actor("+clipx=grpo"))
-        update.receipt.half = half
-        update.run(change=lambda data, by=distance: data.set("old_log_probs", data["old_log_probs"] + by))
+        update.receipt.half = half_precision
+        update.run(change=partial(move, distance))
 
 
 @pytest.mark.parametrize(("first", "second"), [([0.5], [2.0]), ([1024.0], [512.0])])
 def test_a_factor_that_a_scaler_changes_by_powers_of_two_ends_no_run(actor, monkeypatch, few_probes, first, second):
-    factors_of_updates(first, second, scaled=True)(actor, monkeypatch, "")
+    multiply_losses(first, second, scaled=True)(actor, monkeypatch, "")
 
 
 def test_a_factor_that_is_the_number_of_micro_batches_ends_no_run(actor, monkeypatch, few_probes):
-    factors_of_updates([1.0], [3.0, 3.0, 3.0])(actor, monkeypatch, "")
+    multiply_losses([1.0], [3.0, 3.0, 3.0])(actor, monkeypatch, "")
 
 
 def test_a_loss_called_twice_and_trained_once_ends_no_run(actor, few_probes):
     update = Update(actor("+clipx=grpo"))
-    update.run((ROWS, ROWS), factors=[(), 1.0])
-    assert update.metrics(ANNOUNCED) == {"clipx/receipt": pytest.approx(0, abs=1e-5), "clipx/receipt_failed": 0.0}
+    update.run((ROWS, ROWS), loss_factors=[(), 1.0])
+    assert update.metrics(ANNOUNCED_UPDATES) == {
+        "clipx/receipt": pytest.approx(0, abs=1e-5),
+        "clipx/receipt_failed": 0.0,
+    }
 
 
 def test_a_loss_evaluated_once_more_without_a_graph_ends_no_run(actor, few_probes):
     update = Update(actor("+clipx=grpo"))
-    call = update.loss_function
+    loss_function = update.loss_function
 
-    def evaluated_before(model_output, data):
+    def evaluate_before(model_output, data):
         with torch.no_grad():
-            call(model_output=model_output, data=data)
-        return call(model_output=model_output, data=data)
+            loss_function(model_output=model_output, data=data)
+        return loss_function(model_output=model_output, data=data)
 
-    update.loss_function = evaluated_before
-    update.run(IN_PARTS)
-    assert update.metrics(ANNOUNCED)["clipx/receipt_failed"] == 0.0
+    update.loss_function = evaluate_before
+    update.run(THREE_MICRO_BATCHES)
+    assert update.metrics(ANNOUNCED_UPDATES)["clipx/receipt_failed"] == 0.0
 
 
 @pytest.mark.parametrize("name", ["acpo", "grpo", "cispo"])
 @pytest.mark.parametrize("kind", ["kl", "abs", "mse", "low_var_kl", "k3+"])
 def test_each_of_verls_kl_terms_is_known(actor, few_probes, name, kind):
-    update = Update(actor(f"+clipx={name}", *KL, f"{ACTOR}.kl_loss_type={kind}"))
-    update.run(moved=0.001)
-    assert update.metrics(ANNOUNCED)["clipx/receipt_failed"] == 0.0
+    update = Update(actor(f"+clipx={name}", *KL_TERM, f"{ACTOR}.kl_loss_type={kind}"))
+    update.run(largest_move=0.001)
+    assert update.metrics(ANNOUNCED_UPDATES)["clipx/receipt_failed"] == 0.0
 
 
 def test_a_complete_receipt_costs_nothing_and_none_changes_gradients_or_data(actor, monkeypatch, few_probes):
     update = Update(actor("+clipx=acpo"))
-    data_and_copy = []
-    with_receipt = update.run(change=lambda data: data_and_copy.extend([data, data.clone()]))
-    data, copied_before = data_and_copy
+    data_and_copies = []
+
+    def keep_with_copy(data):
+        data_and_copies.append((data, data.clone()))
+
+    with_receipt = update.run(change=keep_with_copy)
+    ((data, copy_made_before),) = data_and_copies
     for key in ("old_log_probs", "advantages"):
-        assert torch.equal(pad_rows(data[key]), pad_rows(copied_before[key]))
-    update.end_rollout_batch(ANNOUNCED)
+        assert torch.equal(pad_rows(data[key]), pad_rows(copy_made_before[key]))
+    update.end_rollout_batch(ANNOUNCED_UPDATES)
     loss = core_algos.POLICY_LOSS_REGISTRY["clipx_acpo"]
     calls = []
 

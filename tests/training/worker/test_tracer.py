@@ -5,6 +5,8 @@
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from unittest import mock
 
 import numpy
@@ -35,11 +37,10 @@ TRACE = "+clipx/trace=prompts"
 ACTOR = "actor_rollout_ref.actor"
 
 
-def tracer_to(folder, *, rank=0, ranks=1, tokenizer=None, **options):
-    """A tracer of all prompts in every rollout batch, or as the options say."""
-    trace = {key: options.pop(key) for key in ("fraction", "every", "seed") if key in options}
-    chosen = Trace(folder=str(folder), **{"fraction": 1, "every": 1, **trace})
-    return Tracer(chosen, rank=rank, ranks=ranks, tokenizer=tokenizer, **options)
+def make_tracer(folder, *, rank=0, ranks=1, tokenizer=None, fraction=1, every=1, seed=0, **options):
+    """A tracer of all prompts in every rollout batch, or as the arguments say."""
+    trace = Trace(folder=str(folder), fraction=fraction, every=every, seed=seed)
+    return Tracer(trace, rank=rank, ranks=ranks, tokenizer=tokenizer, **options)
 
 
 def tokens_in(tracer) -> pandas.DataFrame:
@@ -48,61 +49,79 @@ def tokens_in(tracer) -> pandas.DataFrame:
     return read_shards(tracer.folder, shards_in(tracer.folder)).to_pandas()
 
 
-def traced_call(config, tracer, *, step=None, weights=None, batch=None, rows=ROWS):
-    """One update on one micro-batch, with an entropy and weights of rollout correction, on which a tracer looks."""
-    batch, step = batch or example(), step or OptimizerStep()
+def train_traced(config, tracer, *, correction_factor=None, batch=None):
+    """Trains one update of one micro-batch, with an entropy, and returns its result.
+
+    Args:
+        config: of the actor.
+        tracer: None: nothing is traced.
+        correction_factor: makes rollout correction's weights of the old log-probabilities; None: there are none.
+        batch: None: the example.
+    """
+    batch = batch or example()
+    step = OptimizerStep()
     entropy = torch.rand(batch["mask"].shape, generator=torch.Generator().manual_seed(0))
     function = loss_function(config, step, [tracer] if tracer else [])
 
-    def traced(model_output, data):
-        if weights is not None:
-            data["rollout_is_weights"] = data["old_log_probs"] * weights
+    def call_loss(model_output, data):
+        if correction_factor is not None:
+            data["rollout_is_weights"] = data["old_log_probs"] * correction_factor
         with rollout_batch(tracer, data) if tracer else nullcontext():
             result = function(model_output=model_output, data=data)
             if tracer:
                 tracer.end_update(step)
         return result
 
-    return train(traced, batch, [[rows]], entropy=entropy, reference=batch["old_log_prob"])
+    return train(call_loss, batch, [[ROWS]], entropy=entropy, reference=batch["old_log_prob"])
 
 
 def assert_gradient(tokens, gradient):
     """What is traced as F and A is the gradient of token-mean over all tokens."""
     # Rows of a sequence are together in the trace.
-    product, mask = torch.tensor((tokens.weight * tokens.advantage).to_numpy(dtype=float)), example()["mask"]
+    product = torch.tensor((tokens.weight * tokens.advantage).to_numpy(dtype=float))
+    mask = example()["mask"]
     torch.testing.assert_close(product, -gradient.double()[mask] * int(mask.sum()), rtol=2e-5, atol=1e-6)
     assert not gradient[~mask].any()
 
 
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_the_traced_weight_is_the_losss(actor, tmp_path, method):
-    tracer = tracer_to(tmp_path)
-    trained = traced_call(actor(f"+clipx={method}", TRACE), tracer)
+    tracer = make_tracer(tmp_path)
+    result = train_traced(actor(f"+clipx={method}", TRACE), tracer)
     tokens = tokens_in(tracer)
-    assert_gradient(tokens, trained.gradient)
+    assert_gradient(tokens, result.gradient)
     for region, name in {"LN": "clip_fraction_low", "HP": "clip_fraction_high"}.items():
-        assert (tokens.region == region).mean() == pytest.approx(trained.metrics[f"clipx/{name}"], rel=1e-6)
+        assert (tokens.region == region).mean() == pytest.approx(result.metrics[f"clipx/{name}"], rel=1e-6)
     inside = (tokens.bounded <= tokens.high) & (tokens.bounded >= tokens.low)
     assert set(tokens.region[inside]) <= {"M"}
 
 
-MODIFIED = ("+clipx=acpo", TRACE, "+clipx/shaping=advantage_reweighting", "+clipx/select=high_entropy")
+WITH_MODIFIERS = ("+clipx=acpo", TRACE, "+clipx/shaping=advantage_reweighting", "+clipx/select=high_entropy")
 
 
 def test_modifiers_and_rollout_correction_are_traced_and_loss_and_graph_stay_the_same(actor, tmp_path, monkeypatch):
     # Half the tokens, averaged over all of them.
-    config, tracer = actor(*MODIFIED, "clipx.select.ratio=0.5", "clipx.select.normaliser=all"), tracer_to(tmp_path)
-    functions, calls = config.policy_loss.clipx.functions("cpu"), []
+    config = actor(*WITH_MODIFIERS, "clipx.select.ratio=0.5", "clipx.select.normaliser=all")
+    tracer = make_tracer(tmp_path)
+    functions = config.policy_loss.clipx.functions("cpu")
+    shapes_of_calls = []
+
+    def record_calls(function):
+        def call(inputs, *others):
+            shapes_of_calls.append(inputs.mask.shape)
+            return function(inputs, *others)
+
+        return call
+
     for name in ("loss", "statistics"):
-        original = getattr(functions, name)
-        monkeypatch.setattr(
-            functions, name, lambda inputs, *rest, f=original: (calls.append(inputs.mask.shape), f(inputs, *rest))[1]
-        )
-    plain, without = traced_call(config, None, weights=-0.5), list(calls)
-    calls.clear()
-    traced = traced_call(config, tracer, weights=-0.5)
-    assert plain.loss == traced.loss and torch.equal(plain.gradient, traced.gradient)
-    assert plain.metrics == traced.metrics and calls == without and len(calls) == 2
+        monkeypatch.setattr(functions, name, record_calls(getattr(functions, name)))
+    untraced = train_traced(config, None, correction_factor=-0.5)
+    calls_without_trace = [*shapes_of_calls]
+    shapes_of_calls.clear()
+    traced = train_traced(config, tracer, correction_factor=-0.5)
+    assert untraced.loss == traced.loss and torch.equal(untraced.gradient, traced.gradient)
+    assert untraced.metrics == traced.metrics
+    assert shapes_of_calls == calls_without_trace and len(shapes_of_calls) == 2
     tokens = tokens_in(tracer)
     assert_gradient(tokens, traced.gradient)
     assert not tokens.weight[~tokens.selected.astype(bool)].any() and 0.4 < tokens.selected.mean() < 0.7
@@ -112,8 +131,8 @@ def test_modifiers_and_rollout_correction_are_traced_and_loss_and_graph_stay_the
 
 
 @pytest.fixture
-def observing(actor, monkeypatch):
-    """A configuration under which one of verl's own losses is observed and traced."""
+def observe_loss(actor, monkeypatch):
+    """Returns a configuration under which one of verl's own losses is observed and traced."""
     monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(core_algos.POLICY_LOSS_REGISTRY))
 
     def build(loss_mode, *overrides):
@@ -124,42 +143,55 @@ def observing(actor, monkeypatch):
 
 
 @pytest.mark.parametrize("loss_agg_mode", ["token-mean", "seq-mean-token-mean"])
-def test_of_verls_loss_the_weight_is_told_by_its_gradient(observing, tmp_path, loss_agg_mode):
-    tracer, batch = tracer_to(tmp_path), example()
+def test_of_verls_loss_the_weight_is_told_by_its_gradient(observe_loss, tmp_path, loss_agg_mode):
+    tracer = make_tracer(tmp_path)
+    batch = example()
     batch["advantages"][2] = 0.0
     overrides = (f"{ACTOR}.loss_agg_mode={loss_agg_mode}", f"{ACTOR}.clip_ratio_high=0.28")
-    traced_call(observing("vanilla", *overrides), tracer, weights=-0.5, batch=batch)
+    train_traced(observe_loss("vanilla", *overrides), tracer, correction_factor=-0.5, batch=batch)
     tokens = tokens_in(tracer)
     ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()
-    ppo = torch.where(batch["advantages"] > 0, ratio <= 1.28, (ratio >= 0.8) & (ratio <= 3))
-    expected = (ratio * ppo * -0.5 * batch["old_log_prob"])[ROWS][batch["mask"][ROWS]]
-    learns = tokens.advantage != 0
+    has_gradient = torch.where(batch["advantages"] > 0, ratio <= 1.28, (ratio >= 0.8) & (ratio <= 3))
+    expected = (ratio * has_gradient * -0.5 * batch["old_log_prob"])[ROWS][batch["mask"][ROWS]]
+    has_advantage = tokens.advantage != 0
     # Without an advantage there is no weight.
-    assert 0 < learns.mean() < 1 and not tokens.weight[~learns].any()
-    numpy.testing.assert_allclose(tokens.weight[learns], expected.numpy()[learns], rtol=1e-4, atol=1e-6)
+    assert 0 < has_advantage.mean() < 1 and not tokens.weight[~has_advantage].any()
+    numpy.testing.assert_allclose(tokens.weight[has_advantage], expected.numpy()[has_advantage], rtol=1e-4, atol=1e-6)
     assert set(tokens.low) == {numpy.float32(0.8)} and set(tokens.high) == {numpy.float32(1.28)}
     assert tokens.entropy.notna().all() and tokens.rollout_log_prob.notna().all()
 
 
-def test_a_loss_that_clips_sequences_is_bounded_by_theirs(observing, tmp_path):
-    tracer = tracer_to(tmp_path)
-    traced_call(observing("gspo"), tracer)
-    of_response = tokens_in(tracer).groupby(["prompt", "sample"])
-    assert (of_response.bounded.nunique() == 1).all() and (of_response.ratio.nunique() > 1).any()
+def test_a_loss_that_clips_sequences_is_bounded_by_theirs(observe_loss, tmp_path):
+    tracer = make_tracer(tmp_path)
+    train_traced(observe_loss("gspo"), tracer)
+    responses = tokens_in(tracer).groupby(["prompt", "sample"])
+    assert (responses.bounded.nunique() == 1).all() and (responses.ratio.nunique() > 1).any()
+
+
+def seed_that_chooses_one_of_two_prompts():
+    """A seed under which half of the example's two prompts is traced."""
+    first, second = (prompt_name(numpy.zeros(length, dtype=numpy.int64)) for length in (1, 2))
+    for seed in range(99):
+        trace = Trace(fraction=0.5, seed=seed)
+        if is_chosen(first, trace) and not is_chosen(second, trace):
+            return seed
+    raise AssertionError("no seed")
 
 
 @pytest.mark.parametrize(("fraction", "over"), [(1, "sequence"), (0.5, "mini_batch")])
 def test_one_host_sync_and_no_collective_with_everything_switched_on(actor, tmp_path, monkeypatch, fraction, over):
     for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier"):
         monkeypatch.setattr(torch.distributed, name, mock.Mock(side_effect=AssertionError("a collective")))
-    further = ("+clipx/update=lopti", f"clipx.select.over={over}", f"{ACTOR}.use_kl_loss=True")
-    config, batch = actor(*MODIFIED, *further), example()
-    selected = dict(selected_tokens=torch.tensor(3.0), entropy_bucket=torch.tensor(7) if over == "mini_batch" else None)
-    step = OptimizerStep(TokenPass("low", 0.25, True), counted_tokens=5.0, **selected)
-    # Of the two prompts in the batch one is traced, or both.
-    one, other = (prompt_name(numpy.zeros(length, dtype=numpy.int64)) for length in (1, 2))
-    seed = next(s for s in range(99) if is_chosen(one, t := Trace(fraction=0.5, seed=s)) > is_chosen(other, t))
-    for tracer in (None, tracer_to(tmp_path, fraction=fraction, seed=seed)):
+    config = actor(*WITH_MODIFIERS, "+clipx/update=lopti", f"clipx.select.over={over}", f"{ACTOR}.use_kl_loss=True")
+    batch = example()
+    step = OptimizerStep(
+        TokenPass("low", 0.25, True),
+        counted_tokens=5.0,
+        selected_tokens=torch.tensor(3.0),
+        entropy_bucket=torch.tensor(7) if over == "mini_batch" else None,
+    )
+    seed = seed_that_chooses_one_of_two_prompts()
+    for tracer in (None, make_tracer(tmp_path, fraction=fraction, seed=seed)):
         data, output = micro_batch(batch, ROWS, entropy=batch["entropy"], reference=batch["log_prob"])
         data[AGE] = torch.tensor([[0, 0], [1, 0], [2, 1], [3, 3], [4, 0]])
         function = loss_function(config, step, [tracer] if tracer else [])
@@ -178,30 +210,39 @@ def test_one_host_sync_and_no_collective_with_everything_switched_on(actor, tmp_
 def test_prompts_are_chosen_by_their_hash():
     names = [prompt_name(numpy.arange(length)) for length in range(1, 2001)]
     assert len(set(names)) == 2000
-    chosen = {seed: {name for name in names if is_chosen(name, Trace(fraction=0.1, seed=seed))} for seed in (0, 1)}
-    # Five standard deviations of a binomial distribution.
-    assert all(133 < len(found) < 267 for found in chosen.values()) and chosen[0] != chosen[1]
-    assert chosen[0] < {name for name in names if is_chosen(name, Trace(fraction=0.2))}
+
+    def choose(**trace):
+        return {name for name in names if is_chosen(name, Trace(**trace))}
+
+    for seed in (0, 1):
+        # Five standard deviations of a binomial distribution.
+        assert 133 < len(choose(fraction=0.1, seed=seed)) < 267
+    assert choose(fraction=0.1, seed=0) != choose(fraction=0.1, seed=1)
+    assert choose(fraction=0.1) < choose(fraction=0.2)
     assert all(is_chosen(name, Trace(fraction=1)) for name in names)
     # The same in other processes and versions: the trace of one run is compared with that of another.
     assert prompt_name(numpy.array([1, 2, 3])) == "77ba1ae68d5afbb4"
     assert prompt_name(numpy.array([1, 2, 3], dtype=numpy.int32)) == "77ba1ae68d5afbb4"
 
 
-def batch_of(prompts, *, session=False, **fields):
+def make_batch(prompts, *, session=False, **fields):
     """A rollout batch with these prompts, a response of two tokens each."""
     rows = len(prompts)
-    two = jagged([torch.tensor([7, 8]) for _ in range(rows)])
-    fields |= {"prompts": jagged([*map(torch.tensor, prompts)]), "responses": two, "response_mask": two * 0 + 1}
+    responses = jagged([torch.tensor([7, 8]) for _ in range(rows)])
+    fields |= {
+        "prompts": jagged([*map(torch.tensor, prompts)]),
+        "responses": responses,
+        "response_mask": responses * 0 + 1,
+    }
     data = TensorDict(fields, batch_size=[rows])
     if session:
         tu.assign_non_tensor_stack(data, "session_id", list(range(rows)))
     return data
 
 
-def traced_batch(tracer, data, updates=1, before=0):
-    """The responses of a rollout batch that are traced; its updates add made-up numbers."""
-    with rollout_batch(tracer, data, before):
+def trace_batch(tracer, data, updates=1, earlier_batches=0):
+    """Traces a rollout batch, to which its updates add made-up numbers; verl counted some batches before it."""
+    with rollout_batch(tracer, data, earlier_batches):
         for _ in range(updates):
             numbers = [] if ROW not in data else [int(getattr(row, "data", row)) for row in data[ROW]]
             responses = [tracer._responses[number] for number in numbers if number >= 0]
@@ -214,10 +255,10 @@ def traced_batch(tracer, data, updates=1, before=0):
 
 def test_every_rank_chooses_the_same_prompts(tmp_path):
     prompts = [[number, 5] for number in range(40)]
-    tracers = [tracer_to(tmp_path, rank=rank, ranks=2, fraction=0.4) for rank in range(2)]
+    tracers = [make_tracer(tmp_path, rank=rank, ranks=2, fraction=0.4) for rank in range(2)]
     # The responses to each prompt are on both ranks.
     for tracer in tracers:
-        traced_batch(tracer, batch_of([*prompts, *prompts]))
+        trace_batch(tracer, make_batch([*prompts, *prompts]))
     tokens = pandas.concat([tokens_in(tracers[0]).query("rank == 0"), tokens_in(tracers[1]).query("rank == 1")])
     by_rank = tokens.groupby("rank").prompt.agg(set)
     assert by_rank[0] == by_rank[1] and 5 < len(by_rank[0]) < 30
@@ -225,7 +266,7 @@ def test_every_rank_chooses_the_same_prompts(tmp_path):
     assert (tokens.groupby(["prompt", "sample"]).size() == 2).all()
 
 
-class Tokenizer:
+class SentencePieceTokenizer:
     """Drops the space in front of a text, as SentencePiece's does."""
 
     calls = 0
@@ -238,18 +279,19 @@ class Tokenizer:
 
 def test_what_the_batch_knows_of_a_response_is_written(tmp_path):
     scores = jagged([torch.tensor([0.0, 0.5]), torch.tensor([0.0, 1.0])])
-    logs = jagged([torch.tensor([-1.0, -2.0]), torch.tensor([-3.0, -4.0])])
-    data = batch_of([[1], [1]], session=True, rm_scores=scores, rollout_log_probs=logs)
+    log_probs = jagged([torch.tensor([-1.0, -2.0]), torch.tensor([-3.0, -4.0])])
+    data = make_batch([[1], [1]], session=True, rm_scores=scores, rollout_log_probs=log_probs)
     tu.assign_non_tensor_stack(data, "extra_fields", [{"max_global_steps": 0}, {"max_global_steps": 2}])
-    tracer = tracer_to(tmp_path, tokenizer=(tokenizer := Tokenizer()))
-    traced_batch(tracer, data, before=2)
+    tokenizer = SentencePieceTokenizer()
+    tracer = make_tracer(tmp_path, tokenizer=tokenizer)
+    trace_batch(tracer, data, earlier_batches=2)
     tokens = tokens_in(tracer)
     assert tokens.text.tolist() == [" t7", " t8"] * 2 and set(tokens.prompt_text) == {"t1"}
     assert tokens["sample"].tolist() == [0, 0, 1, 1] and tokens.score.tolist() == [0.5, 0.5, 1, 1]
     assert tokens.age.tolist() == [2, 2, 0, 0] and tokens.position.tolist() == [0, 1, 0, 1]
     assert tokens.rollout_log_prob.tolist() == [-1, -2, -3, -4] and set(tokens.step) == {3}
     # The prompt of each response, and each of the two tokens once: with a neighbour and alone.
-    traced_batch(tracer, data, before=3)
+    trace_batch(tracer, data, earlier_batches=3)
     assert tracer.writer.flush() and tokenizer.calls == 2 * 2 + 2 * 2
 
 
@@ -266,42 +308,77 @@ def test_a_padded_batch_is_traced_as_a_jagged_one(tmp_path):
         },
         batch_size=[3],
     )
-    tracer = tracer_to(tmp_path)
-    traced_batch(tracer, data)
+    tracer = make_tracer(tmp_path)
+    trace_batch(tracer, data)
     tokens = tokens_in(tracer)
     assert tokens.token_id.tolist() == [7, 8, 7] and tokens.score.tolist() == [0.25, 0.25, 0.75]
     assert tokens.prompt.unique().tolist() == [prompt_name(numpy.array(ids)) for ids in ([3], [4, 5])]
     assert tokens.text.tolist() == ["[7]", "[8]", "[7]"] and tokens.prompt_text.isna().all()
-    assert listed(tokens.context) == [[3], None, [4, 5]]
+    assert lists_of(tokens.context) == [[3], None, [4, 5]]
 
 
-def listed(contexts):
-    return [None if one is None else list(one) for one in contexts]
+def lists_of(contexts):
+    return [None if context is None else list(context) for context in contexts]
 
 
-@pytest.mark.parametrize(
-    ("mask", "logs", "contexts", "turns"),
-    [
-        # Two turns with a tool's two tokens between them, and what it says after the last one.
-        ([1, 1, 0, 0, 1, 1, 0], [-1, -1, 0, 0, -1, -1, 0], [[5, 6], None, [12, 13], None], [0, 0, 1, 1]),
-        # A tool speaks first.
-        ([0, 1, 0, 1, 1, 0, 1], [0, -1, 0, -1, -1, 0, -1], [[5, 6, 10], [12], None, [15]], [0, 1, 1, 2]),
-        # A rejection leaves out tokens that the policy sampled; the second gap has a tool's token, too.
-        ([1, 0, 1, 0, 0, 1, 1], [-1, -2, -1, -2, 0, -1, -1], [[5, 6], [11], [13, 14], None], [0, 0, 1, 1]),
-        # Without log-probabilities every gap is taken for a tool's.
-        ([1, 0, 1, 1, 1, 1, 1], None, [[5, 6], [11], None, None, None, None], [0, 1, 1, 1, 1, 1]),
-    ],
-)
+@dataclass(frozen=True, kw_only=True)
+class TracedResponse:
+    """A response to the prompt 5, 6 with the tokens 10 to 16, and what its trace must have for each token that counts.
+
+    Args:
+        mask: which tokens count.
+        log_probs: of the rollout; None: it returned none. A tool's tokens have 0.
+        contexts: the tokens between a token and the one before it, None if there are none.
+        turns: the number of the turn.
+    """
+
+    mask: list[int]
+    log_probs: list[int] | None
+    contexts: list[list[int] | None]
+    turns: list[int]
+
+
+TRACED_RESPONSES = {
+    "two turns, with a tool's two tokens between them and one after the last": TracedResponse(
+        mask=[1, 1, 0, 0, 1, 1, 0],
+        log_probs=[-1, -1, 0, 0, -1, -1, 0],
+        contexts=[[5, 6], None, [12, 13], None],
+        turns=[0, 0, 1, 1],
+    ),
+    "a tool speaks first": TracedResponse(
+        mask=[0, 1, 0, 1, 1, 0, 1],
+        log_probs=[0, -1, 0, -1, -1, 0, -1],
+        contexts=[[5, 6, 10], [12], None, [15]],
+        turns=[0, 1, 1, 2],
+    ),
+    # The second gap has a tool's token, too.
+    "a rejection leaves out tokens that the policy sampled": TracedResponse(
+        mask=[1, 0, 1, 0, 0, 1, 1],
+        log_probs=[-1, -2, -1, -2, 0, -1, -1],
+        contexts=[[5, 6], [11], [13, 14], None],
+        turns=[0, 0, 1, 1],
+    ),
+    "without log-probabilities every gap is taken for a tool's": TracedResponse(
+        mask=[1, 0, 1, 1, 1, 1, 1],
+        log_probs=None,
+        contexts=[[5, 6], [11], None, None, None, None],
+        turns=[0, 1, 1, 1, 1, 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("response", TRACED_RESPONSES.values(), ids=TRACED_RESPONSES)
 def test_what_stands_between_tokens_is_written_once_and_ends_a_turn_where_the_policy_did_not_sample_it(
-    tmp_path, mask, logs, contexts, turns
+    tmp_path, response
 ):
     ids = torch.arange(10, 17)
-    data = {"prompts": [[5, 6]], "responses": [ids], "response_mask": [mask]} | (
-        {"rollout_log_probs": [logs]} if logs else {}
-    )
-    fields = {name: jagged([torch.as_tensor(row) for row in rows]) for name, rows in data.items()}
-    tracer = tracer_to(tmp_path)
-    with rollout_batch(tracer, batch := TensorDict(fields, batch_size=[1])):
+    rows = {"prompts": [5, 6], "responses": ids, "response_mask": response.mask}
+    if response.log_probs is not None:
+        rows["rollout_log_probs"] = response.log_probs
+    fields = {name: jagged([torch.as_tensor(row)]) for name, row in rows.items()}
+    batch = TensorDict(fields, batch_size=[1])
+    tracer = make_tracer(tmp_path)
+    with rollout_batch(tracer, batch):
         zeros = torch.zeros(1, len(ids))
         trace = TokenTrace(*[zeros] * len(TokenTrace._fields))
         columns = {**trace._asdict(), "unshaped_advantage": zeros}
@@ -309,41 +386,45 @@ def test_what_stands_between_tokens_is_written_once_and_ends_a_turn_where_the_po
         tracer.end_update(OptimizerStep())
     assert ROW in batch
     tokens = tokens_in(tracer)
-    assert listed(tokens.context) == contexts and tokens.turn.tolist() == turns
-    # With its context the whole sequence is there, up to its last token.
-    whole = [
-        token for row in tokens.itertuples() for token in [*(() if row.context is None else row.context), row.token_id]
-    ]
-    last = max(place for place, counts in enumerate(mask) if counts)
-    assert whole == [5, 6, *ids[: last + 1].tolist()]
+    assert lists_of(tokens.context) == response.contexts and tokens.turn.tolist() == response.turns
+    # With its context the whole sequence is there, up to its last token that counts.
+    sequence = []
+    for row in tokens.itertuples():
+        sequence += [*(row.context if row.context is not None else ()), row.token_id]
+    last = max(place for place, counts in enumerate(response.mask) if counts)
+    assert sequence == [5, 6, *ids[: last + 1].tolist()]
 
 
-def shards_after(tracer, batches, updates=2, before=0):
-    for number in range(before, before + batches):
-        traced_batch(tracer, batch_of([[1]]), updates, number)
+def trace_batches(tracer, batches, updates=2, earlier_batches=0):
+    """Traces rollout batches, and returns the step and the update of each file in the folder."""
+    for number in range(earlier_batches, earlier_batches + batches):
+        trace_batch(tracer, make_batch([[1]]), updates, number)
     assert tracer.writer.flush()
     return [(shard.step, shard.update) for shard in shards_in(tracer.folder)]
 
 
 def test_every_so_many_steps_and_parts_of_a_step_go_on_counting_updates(tmp_path):
-    assert shards_after(tracer_to(tmp_path / "every", every=3), 7) == [(s, u) for s in (1, 4, 7) for u in (0, 1)]
-    found = shards_after(tracer_to(tmp_path / "parts", batches_a_step=2, every=2), 5)
-    assert found == [(1, 0), (1, 1), (1, 2), (1, 3), (3, 0), (3, 1)]
+    every_third = trace_batches(make_tracer(tmp_path / "every", every=3), 7)
+    assert every_third == [(1, 0), (1, 1), (4, 0), (4, 1), (7, 0), (7, 1)]
+    two_a_step = trace_batches(make_tracer(tmp_path / "parts", batches_a_step=2, every=2), 5)
+    assert two_a_step == [(1, 0), (1, 1), (1, 2), (1, 3), (3, 0), (3, 1)]
 
 
 def test_a_resumed_run_keeps_what_came_before_and_another_run_in_the_folder_starts_anew(tmp_path):
     (tmp_path / "step_notes.parquet").write_text("nobody's trace")
+
+    def shards_of_rank(rank):
+        return [(shard.step, shard.update) for shard in shards_in(tmp_path) if shard.rank == rank]
+
     for rank in range(3):
-        shards_after(tracer_to(tmp_path, rank=rank, ranks=3), 4)
-    kept = Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns
-    shards_after(tracer_to(tmp_path, rank=0, ranks=3), 1, updates=1, before=2)
-    of_rank = [(shard.step, shard.update) for shard in shards_in(tmp_path) if shard.rank == 0]
-    assert of_rank == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
-    assert Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns == kept
-    shards_after(tracer_to(tmp_path, rank=0, ranks=2), 1, updates=1)
+        trace_batches(make_tracer(tmp_path, rank=rank, ranks=3), 4)
+    written = Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns
+    trace_batches(make_tracer(tmp_path, rank=0, ranks=3), 1, updates=1, earlier_batches=2)
+    assert shards_of_rank(0) == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
+    assert Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns == written
+    trace_batches(make_tracer(tmp_path, rank=0, ranks=2), 1, updates=1)
     # Its own files and those of the rank that there is no more went; the other one takes care of its own.
-    found = [(shard.step, shard.update) for shard in shards_in(tmp_path) if shard.rank == 1]
-    assert found == [(step, update) for step in (1, 2, 3, 4) for update in (0, 1)]
+    assert shards_of_rank(1) == [(step, update) for step in (1, 2, 3, 4) for update in (0, 1)]
     assert [shard for shard in shards_in(tmp_path) if shard.rank != 1] == [Shard(1, 0, 0)]
     assert (tmp_path / "step_notes.parquet").exists()
 
@@ -351,15 +432,15 @@ def test_a_resumed_run_keeps_what_came_before_and_another_run_in_the_folder_star
 def test_the_last_rollout_batch_is_on_the_disk_when_training_ends_and_a_tracer_needs_a_folder(tmp_path):
     with pytest.raises(ValueError, match=r"clipx\.trace\.folder=None.*set it"):
         Tracer(Trace(), rank=0, ranks=1, tokenizer=None)
-    tracer = tracer_to(tmp_path, batch_count=2)
+    tracer = make_tracer(tmp_path, batch_count=2)
     for number in range(2):
-        traced_batch(tracer, batch_of([[1]]), before=number)
+        trace_batch(tracer, make_batch([[1]]), earlier_batches=number)
     assert len(shards_in(tmp_path)) == 2
 
 
 def test_a_token_takes_few_bytes(tmp_path):
     batch = {name: values.repeat(100, 1) for name, values in example().items()}
-    tracer = tracer_to(tmp_path)
+    tracer = make_tracer(tmp_path)
     data, _ = micro_batch(batch, list(range(400)))
     generator = torch.Generator().manual_seed(0)
     with rollout_batch(tracer, data):
@@ -375,71 +456,94 @@ def test_a_token_takes_few_bytes(tmp_path):
     assert size / int(batch["mask"][:400].sum()) < 60
 
 
-def test_a_tokens_region():
-    *columns, expected = zip(
-        *((0.7, 0.8, 1.2, -1, "LN"), (1.3, 0.8, 1.2, 1, "HP"), (0.7, 0.8, 1.2, 1, "LP"), (1.3, 0.8, 1.2, -1, "HN")),
+# What is bounded, the bounds, the advantage, and the region.
+REGIONS = pandas.DataFrame(
+    [
+        (0.7, 0.8, 1.2, -1, "LN"),
+        (1.3, 0.8, 1.2, 1, "HP"),
+        (0.7, 0.8, 1.2, 1, "LP"),
+        (1.3, 0.8, 1.2, -1, "HN"),
         # Inside, equality, no advantage, no bound.
-        *((1.0, 0.8, 1.2, 1, "M"), (1.2, 0.8, 1.2, 1, "M"), (0.8, 0.8, 1.2, -1, "M"), (1.3, 0.8, 1.2, 0, "M")),
+        (1.0, 0.8, 1.2, 1, "M"),
+        (1.2, 0.8, 1.2, 1, "M"),
+        (0.8, 0.8, 1.2, -1, "M"),
+        (1.3, 0.8, 1.2, 0, "M"),
         (1e9, 0.0, numpy.inf, 1, "M"),
         # Bounds that cross: above wins, as in the metrics.
-        *((1.0, 1.1, 0.9, 1, "HP"), (1.0, 1.1, 0.9, -1, "HN")),
-        strict=True,
-    )
-    assert regions_of(*(numpy.array(column, dtype=numpy.float32) for column in columns)).tolist() == [*expected]
+        (1.0, 1.1, 0.9, 1, "HP"),
+        (1.0, 1.1, 0.9, -1, "HN"),
+    ],
+    columns=["bounded", "low", "high", "advantage", "region"],
+)
+
+
+def test_a_tokens_region():
+    columns = [REGIONS[name].to_numpy(numpy.float32) for name in ("bounded", "low", "high", "advantage")]
+    assert regions_of(*columns).tolist() == REGIONS.region.tolist()
 
 
 # The thread that writes: order, too little room, a disk that fails or hangs. A process's end is not covered.
 
 
 def test_what_does_not_fit_is_dropped_and_it_says_so_once(caplog):
-    writer, go, done = TraceWriter(capacity=20_000_000), threading.Event(), []
+    writer = TraceWriter(capacity=20_000_000)
+    disk_is_free = threading.Event()
+    written = []
+
+    def write(name):
+        disk_is_free.wait()
+        written.append(name)
+
     # The first is larger than all room, and taken since nothing else waits.
-    writer.put(lambda: (go.wait(), done.append("first")), 30_000_000)
+    writer.put(partial(write, "first"), 30_000_000)
     for number in range(3):
-        writer.put(lambda number=number: done.append(number), 1)
-    writer.put(lambda: done.append("holds nothing"))
+        writer.put(partial(write, number), 1)
+    writer.put(partial(write, "holds nothing"))
     assert writer.dropped == 3
-    go.set()
-    assert writer.flush() and done == ["first", "holds nothing"]
+    disk_is_free.set()
+    assert writer.flush() and written == ["first", "holds nothing"]
     assert len(caplog.records) == 1 and "30 MB are waiting to be written" in caplog.text
     # Its room is free again, to the last byte and no further.
-    go.clear()
+    disk_is_free.clear()
     for number, size in enumerate((10_000_000, 10_000_000, 1)):
-        writer.put(lambda number=number: (go.wait(), done.append(number)), size)
-    go.set()
-    assert writer.flush() and done[2:] == [0, 1]
+        writer.put(partial(write, number), size)
+    disk_is_free.set()
+    assert writer.flush() and written[2:] == [0, 1]
     writer.close()
     assert len(caplog.records) == 2 and "4 updates were not traced" in caplog.text
 
 
 def test_the_size_of_an_update_is_that_of_its_tokens(tmp_path, monkeypatch):
-    tracer, sizes = tracer_to(tmp_path), []
+    tracer = make_tracer(tmp_path)
+    sizes = []
     monkeypatch.setattr(tracer.writer, "put", lambda job, size=0: sizes.append(size))
-    traced_batch(tracer, batch_of([[1], [2], [3]]))
+    trace_batch(tracer, make_batch([[1], [2], [3]]))
     # Old files are removed, and then a float32 written for each of two tokens and each column; the advantage before
     # shaping has a column too.
     assert sizes == [0, 3 * 2 * (len(TokenTrace._fields) + 1) * 4]
 
 
 def test_a_disk_that_hangs_holds_nobody_for_long():
-    writer, go = TraceWriter(), threading.Event()
-    writer.put(go.wait)
+    writer = TraceWriter()
+    disk_is_free = threading.Event()
+    writer.put(disk_is_free.wait)
     start = time.monotonic()
     assert not writer.flush(0.1) and not writer.flush(0.1)
     assert time.monotonic() - start < 60
-    go.set()
+    disk_is_free.set()
     assert writer.flush()
 
 
 def test_a_wait_that_is_given_up_says_that_traces_may_be_lost(tmp_path, monkeypatch, caplog):
-    tracer, go = tracer_to(tmp_path, batch_count=1), threading.Event()
+    tracer = make_tracer(tmp_path, batch_count=1)
+    disk_is_free = threading.Event()
     flush = tracer.writer.flush
     monkeypatch.setattr(tracer.writer, "flush", lambda: flush(0.1))
-    tracer.writer.put(go.wait, 3_000_000)
+    tracer.writer.put(disk_is_free.wait, 3_000_000)
     # A checkpoint, and then the run's last rollout batch.
     tracer.flush()
-    traced_batch(tracer, batch_of([[1]]))
-    go.set()
+    trace_batch(tracer, make_batch([[1]]))
+    disk_is_free.set()
     assert flush() and len(caplog.records) == 2
     for message in caplog.messages:
         assert "after 0.1 s the disk has not written all traces: 3 MB are waiting" in message
@@ -448,17 +552,17 @@ def test_a_wait_that_is_given_up_says_that_traces_may_be_lost(tmp_path, monkeypa
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyError("x")])
 def test_a_failure_ends_the_tracing_says_so_once_and_does_not_end_the_training(tmp_path, monkeypatch, caplog, error):
-    tracer = tracer_to(tmp_path)
-    traced_batch(tracer, batch_of([[1]]))
+    tracer = make_tracer(tmp_path)
+    trace_batch(tracer, make_batch([[1]]))
     assert tracer.writer.flush()
-    fails = mock.Mock(side_effect=error)
-    monkeypatch.setattr("pyarrow.parquet.write_table", fails)
+    write_table = mock.Mock(side_effect=error)
+    monkeypatch.setattr("pyarrow.parquet.write_table", write_table)
     for _ in range(2):
-        traced_batch(tracer, batch_of([[1]]))
+        trace_batch(tracer, make_batch([[1]]))
     assert tracer.writer.flush() and tracer.writer.is_off
-    tried = fails.call_count
-    traced_batch(tracer, batch_of([[1]]))
-    assert tracer.writer.flush() and fails.call_count == tried
+    attempts = write_table.call_count
+    trace_batch(tracer, make_batch([[1]]))
+    assert tracer.writer.flush() and write_table.call_count == attempts
     # What was written stays, no part of a file besides.
     assert len(shards_in(tmp_path)) == 1 and len(list(tmp_path.iterdir())) == 1
     assert len(caplog.records) == 1 and caplog.records[0].exc_text

@@ -4,8 +4,11 @@ covered: the real engine (tests/end_to_end).
 
 import logging
 import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,7 +21,8 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
-from tests.training.worker.updates import SPLITS, WHOLE, VerlsWorker, aggregated, loss_function
+from tests.messages import assert_names
+from tests.training.worker.updates import SPLITS, WHOLE, VerlsWorker, aggregate_metrics, loss_function
 from verl_clipx.losses.contract.contract import example
 from verl_clipx.run.record import RunRecord
 from verl_clipx.run.schedule import Schedule
@@ -63,7 +67,8 @@ def test_the_number_of_rollout_batches_is_known_where_verl_sets_it_before_the_wo
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_selection_takes_the_entropys_value_and_leaves_its_graph(actor, wanted):
-    config, batch = actor("+clipx=grpo", "+clipx/select=high_entropy", f"{ACTOR}.entropy_coeff=0.01"), example()
+    config = actor("+clipx=grpo", "+clipx/select=high_entropy", f"{ACTOR}.entropy_coeff=0.01")
+    batch = example()
     batch["log_prob"].requires_grad_(True)
     data, output = micro_batch(batch, ROWS, entropy=batch["entropy"])
     leaf = output["entropy"].detach().requires_grad_(True)
@@ -89,19 +94,19 @@ def test_a_worker_that_steps_by_itself_stops_where_the_mini_batch_is_needed(acto
     # As in a worker without train_batch.
     policy_loss = config.policy_loss
     loss_fn = partial(ppo_loss, config=config)
-    by_itself = with_micro_batch(loss_fn, policy_loss.clipx, policy_loss.run.record.schedule, lambda: None)
+    function = with_micro_batch(loss_fn, policy_loss.clipx, policy_loss.run.record.schedule, lambda: None)
     if needing is None:
-        splits = (WHOLE, SPLITS["micro-batches"])
-        whole, parts = (aggregated(by_itself, example(), split)["clipx/ratio_mean"] for split in splits)
-        assert parts == pytest.approx(whole, rel=1e-6)
+        whole = aggregate_metrics(function, example(), WHOLE)["clipx/ratio_mean"]
+        split = aggregate_metrics(function, example(), SPLITS["micro-batches"])["clipx/ratio_mean"]
+        assert split == pytest.approx(whole, rel=1e-6)
         return
     data, output = micro_batch(example(), [0, 1])
     with pytest.raises(RuntimeError, match=rf"{needing} .*train_batch.*Tinker"):
-        by_itself(model_output=output, data=data)
+        function(model_output=output, data=data)
 
 
 class Worker(ClipxTraining, VerlsWorker):
-    """Ours on top of it."""
+    """The plugin's part of a worker on the stand-in for verl's."""
 
 
 @pytest.fixture
@@ -127,19 +132,28 @@ def test_sums_that_no_rollout_batch_makes_metrics_of_are_not_logged(worker_and_d
     metrics = tu.get(getattr(worker, call)(data), "metrics")
     assert "clipx/ratio_mean" in metrics
     assert not [key for key in metrics if key.startswith("clipx_sum/")]
-    of_rollout_batches = {"clipx/effective_sample_size"}
+    made_of_sums = {"clipx/effective_sample_size"}
     if group == "+clipx=grpo":
-        of_rollout_batches |= {"clipx/staleness/versions", "clipx/staleness/versions_first"}
-    assert of_rollout_batches & metrics.keys() == (of_rollout_batches if call == "train_mini_batch" else set())
+        made_of_sums |= {"clipx/staleness/versions", "clipx/staleness/versions_first"}
+    assert made_of_sums & metrics.keys() == (made_of_sums if call == "train_mini_batch" else set())
 
 
 def tracers_of(worker):
     return [observer for observer in worker.observers if isinstance(observer, Tracer)]
 
 
+def trace_everything(folder):
+    """Overrides by which every prompt is traced in every rollout batch."""
+    return (
+        "+clipx/trace=prompts",
+        "clipx.trace.fraction=1",
+        "clipx.trace.every=1",
+        f"clipx.trace.folder={folder}",
+    )
+
+
 def test_ages_and_traces_count_the_steps_that_trained_the_critic_alone(worker_and_data, tmp_path):
-    trace = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1", f"clipx.trace.folder={tmp_path}")
-    worker, data = worker_and_data("+clipx=grpo", "trainer.critic_warmup=3", *trace)
+    worker, data = worker_and_data("+clipx=grpo", "trainer.critic_warmup=3", *trace_everything(tmp_path))
     ages = [tu.get(worker.train_mini_batch(data.clone()), "metrics")["clipx/staleness/versions"] for _ in range(2)]
     # Steps 1 and 2 trained the critic, so that step 3 starts from the weights after step 2.
     assert ages == [[pytest.approx(1)], [pytest.approx(2)]]
@@ -148,14 +162,14 @@ def test_ages_and_traces_count_the_steps_that_trained_the_critic_alone(worker_an
 
 
 def test_a_resumed_sample_is_as_old_as_its_first_token(worker_and_data, tmp_path):
-    trace = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1", f"clipx.trace.folder={tmp_path}")
-    worker, data = worker_and_data("+clipx=grpo", "trainer.critic_warmup=3", *trace)
+    worker, data = worker_and_data("+clipx=grpo", "trainer.critic_warmup=3", *trace_everything(tmp_path))
     # At the weights after step 2, of which each sequence's last token is: four first tokens are older by 0 to 3.
-    begun = [{"min_global_steps": 2 - late, "max_global_steps": 2} for late in (0, 1, 2, 3, 0)]
-    tu.assign_non_tensor_stack(data, "extra_fields", begun)
+    ages = [0, 1, 2, 3, 0]
+    versions = [{"min_global_steps": 2 - age, "max_global_steps": 2} for age in ages]
+    tu.assign_non_tensor_stack(data, "extra_fields", versions)
     tokens = pad_rows(data["response_mask"]).sum(1)
     metrics = tu.get(worker.train_mini_batch(data), "metrics")
-    expected = float((tokens * torch.tensor([0, 1, 2, 3, 0])).sum() / tokens.sum())
+    expected = float((tokens * torch.tensor(ages)).sum() / tokens.sum())
     assert metrics["clipx/staleness/versions"] == [0]
     assert metrics["clipx/staleness/versions_first"] == [pytest.approx(expected)]
     (tracer,) = tracers_of(worker)
@@ -164,22 +178,18 @@ def test_a_resumed_sample_is_as_old_as_its_first_token(worker_and_data, tmp_path
     assert sorted(set(read_shards(tmp_path, [shard]).to_pandas().age)) == [0, 1, 2, 3]
 
 
-CALLS = ("begin_rollout_batch", "begin_update", "end_update", "end_rollout_batch", "flush")
-
-
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("hook", ["begin_rollout_batch", "begin_update", "end_update", "end_rollout_batch", "flush"])
 def test_traces_that_fail_after_the_first_batch_go_off_and_training_goes_on(
-    worker_and_data, tmp_path, monkeypatch, caplog, call
+    worker_and_data, tmp_path, monkeypatch, caplog, hook
 ):
-    trace = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1", f"clipx.trace.folder={tmp_path}")
-    worker, data = worker_and_data("+clipx=grpo", *trace)
+    worker, data = worker_and_data("+clipx=grpo", *trace_everything(tmp_path))
     worker.train_mini_batch(data.clone())
     worker.observers.flush()
 
     def fail(*_):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(Tracer, call, fail)
+    monkeypatch.setattr(Tracer, hook, fail)
     metrics = tu.get(worker.train_mini_batch(data.clone()), "metrics")
     worker.observers.flush()
     assert "clipx/ratio_mean" in metrics
@@ -189,22 +199,21 @@ def test_traces_that_fail_after_the_first_batch_go_off_and_training_goes_on(
     assert not tracers_of(worker) and {shard.step for shard in shards_in(tmp_path)} <= {1, 2}
 
 
-def test_in_the_first_batch_they_end_the_run(worker_and_data, tmp_path, monkeypatch):
-    trace = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1", f"clipx.trace.folder={tmp_path}")
-    worker, data = worker_and_data("+clipx=grpo", *trace)
+def test_traces_that_fail_in_the_first_batch_end_the_run(worker_and_data, tmp_path, monkeypatch):
+    worker, data = worker_and_data("+clipx=grpo", *trace_everything(tmp_path))
     monkeypatch.setattr(Tracer, "end_update", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         worker.train_mini_batch(data)
 
 
-class Stepping(VerlsWorker):
-    """As verl's worker, a rollout batch being three updates on one mini-batch, the second of which may be spoilt."""
+class VerlsSteppingWorker(VerlsWorker):
+    """As verl's worker, a rollout batch being three updates on one mini-batch, which the second one may change."""
 
     # What the way back through the model multiplies the gradient by.
     gradient_scale = 1.0
 
-    def spoil(self, data):
-        """What the second update's mini-batch has that the others have not."""
+    def change_second(self, data):
+        """Changes the second update's mini-batch."""
 
     def train_batch(self, data):
         leaf = self.output["log_probs"]
@@ -213,24 +222,24 @@ class Stepping(VerlsWorker):
         loss.backward()
         self.engine.norm = leaf.grad.values().norm() * self.gradient_scale
         self.engine.optimizer_step()
-        found = {key: [value.aggregate()] for key, value in metrics.items() if key.startswith("clipx/")}
-        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": found})
+        own_metrics = {key: [value.aggregate()] for key, value in metrics.items() if key.startswith("clipx/")}
+        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": own_metrics})
 
     def train_mini_batch(self, data):
         for update in range(3):
             mini_batch = data.clone()
             if update == 1:
-                self.spoil(mini_batch)
+                self.change_second(mini_batch)
             output = self.train_batch(mini_batch)
         return output
 
 
-# What the line announces of it.
+# Overrides of a run with as many updates on a rollout batch.
 THREE_UPDATES = ("data.train_batch_size=3", f"{ACTOR}.ppo_mini_batch_size=1")
 
 
-class SteppingWorker(ClipxTraining, Stepping):
-    """Ours on top of it."""
+class SteppingWorker(ClipxTraining, VerlsSteppingWorker):
+    """The plugin's part of a worker on the stand-in for verl's; it counts the reductions over ranks."""
 
     reductions = 0
 
@@ -243,112 +252,160 @@ class SteppingWorker(ClipxTraining, Stepping):
         super().set_loss_fn(loss_fn)
 
 
-def spoilt(value, **places):
-    """Puts a value into fields of a mini-batch, each at some (sequence, token)."""
+def put(value, **places):
+    """Return a change that puts a value into fields of a mini-batch, each at some (sequence, token)."""
 
-    def spoil(data):
+    def change(data):
         for field, indices in places.items():
             for sequence, token in indices:
                 data[field][sequence][token] = value
 
-    return spoil
+    return change
 
 
-def all_advantages_nan(data):
-    """So that each of Lopti's passes has some."""
+def set_all_advantages_to_nan(data):
+    """Each of Lopti's passes then has some."""
     data["advantages"].values().fill_(torch.nan)
 
 
 LAGGED = ("+clipx=acpo", "clipx.scope=lagged")
-NAN_REWARD = spoilt(torch.nan, rm_scores=[(0, 2)], advantages=[(0, token) for token in range(3)])
-NAMED_REWARD = (
-    "rm_scores (rewards) in 1 token of 1 sequence, first in a response to the prompt with uid prompt 0; advantages "
-    "(advantages) in 3 tokens of 1 sequence, first in a response to the prompt with uid prompt 0."
-)
-NAN_ADVANTAGES = spoilt(torch.nan, advantages=[(2, 0), (2, 1), (3, 0)])
-NAMED_ADVANTAGES = (
-    "advantages (advantages) in 3 tokens of 2 sequences, first in a response to the prompt with uid prompt 1."
-)
-INFINITE_LOG_PROB = spoilt(-torch.inf, old_log_probs=[(0, 1)])
-NAMED_LOG_PROB = (
-    "old_log_probs (log-probabilities of the old policy) in 1 token of 1 sequence, first in a response to the prompt "
-    "with uid prompt "
-)
-BY_ITSELF = "although everything that the loss is computed from"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "spoil", "norm", "skips", "named", "rank"),
-    [
-        (["+clipx=grpo"], NAN_REWARD, "nan", 1, NAMED_REWARD, 0),
-        (["+clipx=grpo"], NAN_ADVANTAGES, "nan", 1, NAMED_ADVANTAGES, 0),
-        (LAGGED, INFINITE_LOG_PROB, "nan", 1, NAMED_LOG_PROB, 0),
-        (["+clipx=observe"], NAN_ADVANTAGES, "nan", 1, NAMED_ADVANTAGES, 0),
-        (["+clipx=grpo", "+clipx/update=lopti"], all_advantages_nan, "nan", 2, "advantages (advantages) in ", 0),
-        # The gradient by itself, on the way back through the model.
-        (["+clipx=grpo"], None, "inf", 3, BY_ITSELF, -1),
-        (["+clipx=observe"], None, "inf", 3, BY_ITSELF, -1),
-    ],
-)
-def test_skipped_updates_are_counted_and_what_is_not_finite_is_named_once(
-    stepping_worker, caplog, overrides, spoil, norm, skips, named, rank
-):
-    worker, skipped = stepping_worker(*overrides)
-    said = lambda: [record.getMessage() for record in caplog.records if record.name.startswith("verl_clipx")]  # noqa: E731
-    assert skipped() == 0 and not said()
-    worker.spoil, worker.gradient_scale = spoil or worker.spoil, float("inf" if spoil is None else 1)
-    assert skipped() == skips and skipped() == skips
-    (message,) = said()
-    assert named in message and f"verl skips an update whose gradient's norm is {norm}" in message
-    assert worker.logged["clipx/not_finite/rank"] == [rank]
-    # The current policy's follow from the model, which this worker's mini-batches don't spoil.
-    assert worker.logged["clipx/not_finite/log_probs"] == [float(spoil is INFINITE_LOG_PROB)]
-    worker.spoil, worker.gradient_scale = lambda data: None, 1.0
-    assert skipped() == 0 and not any("not_finite" in key for key in worker.logged)
+class NotFinite(NamedTuple):
+    """What is not finite in the second update's mini-batch, and what must be said and logged of it.
+
+    Attributes:
+        overrides: of the run.
+        change: of the mini-batch.
+        facts: what the message must name.
+        skips: how many updates of a rollout batch verl skips.
+        log_probs: the metric's value.
+    """
+
+    overrides: Sequence[str]
+    change: Callable[[Any], None]
+    facts: Sequence[str]
+    skips: int = 1
+    log_probs: float = 0.0
+
+
+ONE_NAN_REWARD = put(torch.nan, rm_scores=[(0, 2)], advantages=[(0, 0), (0, 1), (0, 2)])
+THREE_NAN_ADVANTAGES = put(torch.nan, advantages=[(2, 0), (2, 1), (3, 0)])
+FACTS_OF_NAN_ADVANTAGES = ("advantages (advantages) in 3 tokens of 2 sequences", "uid prompt 1")
+NOT_FINITE = {
+    "a reward": NotFinite(
+        overrides=["+clipx=grpo"],
+        change=ONE_NAN_REWARD,
+        facts=(
+            "rm_scores (rewards) in 1 token of 1 sequence",
+            "advantages (advantages) in 3 tokens of 1 sequence",
+            "uid prompt 0",
+        ),
+    ),
+    "advantages": NotFinite(
+        overrides=["+clipx=grpo"],
+        change=THREE_NAN_ADVANTAGES,
+        facts=FACTS_OF_NAN_ADVANTAGES,
+    ),
+    "advantages of an observed loss": NotFinite(
+        overrides=["+clipx=observe"],
+        change=THREE_NAN_ADVANTAGES,
+        facts=FACTS_OF_NAN_ADVANTAGES,
+    ),
+    "an old log-probability": NotFinite(
+        overrides=LAGGED,
+        change=put(-torch.inf, old_log_probs=[(0, 1)]),
+        facts=("old_log_probs (log-probabilities of the old policy) in 1 token of 1 sequence", "uid prompt 0"),
+        log_probs=1.0,
+    ),
+    "advantages of both passes of Lopti": NotFinite(
+        overrides=["+clipx=grpo", "+clipx/update=lopti"],
+        change=set_all_advantages_to_nan,
+        facts=("advantages (advantages)",),
+        skips=2,
+    ),
+}
+
+
+def messages_in(caplog):
+    return [record.getMessage() for record in caplog.records if record.name.startswith("verl_clipx")]
+
+
+@pytest.mark.parametrize("name", NOT_FINITE)
+def test_skipped_updates_are_counted_and_what_is_not_finite_is_named_once(stepping_worker, caplog, name):
+    case = NOT_FINITE[name]
+    worker, count_skips = stepping_worker(*case.overrides)
+    assert count_skips() == 0 and not messages_in(caplog)
+    worker.change_second = case.change
+    assert count_skips() == case.skips and count_skips() == case.skips
+    (message,) = messages_in(caplog)
+    assert_names(message, *case.facts, "verl skips an update", "norm is nan")
+    assert worker.logged["clipx/not_finite/rank"] == [0]
+    # Those of the current policy follow from the model, on which these mini-batches have no effect.
+    assert worker.logged["clipx/not_finite/log_probs"] == [case.log_probs]
+    worker.change_second = lambda data: None
+    assert count_skips() == 0 and not any("not_finite" in key for key in worker.logged)
+
+
+@pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])
+def test_a_gradient_that_is_not_finite_by_itself_is_said_to_be_once(stepping_worker, caplog, group):
+    """On the way back through the model, while everything that the loss is computed from is finite."""
+    worker, count_skips = stepping_worker(group)
+    assert count_skips() == 0 and not messages_in(caplog)
+    worker.gradient_scale = torch.inf
+    assert count_skips() == 3 and count_skips() == 3
+    (message,) = messages_in(caplog)
+    assert_names(message, "although everything", "verl skips an update", "norm is inf")
+    assert worker.logged["clipx/not_finite/rank"] == [-1]
+    assert worker.logged["clipx/not_finite/log_probs"] == [0.0]
+    worker.gradient_scale = 1.0
+    assert count_skips() == 0 and not any("not_finite" in key for key in worker.logged)
 
 
 def test_what_verls_trainer_hands_on_of_whole_sequences_ends_no_skipped_update(stepping_worker):
-    def with_whole_sequences(data):
+    def add_fields_of_whole_sequences(data):
         rows = [torch.zeros(len(row) + 3) for row in data["advantages"].unbind()]
         data["log_probs"] = data["entropy"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
-    worker, skipped = stepping_worker("+clipx=grpo")
-    worker.spoil, worker.gradient_scale = with_whole_sequences, torch.inf
-    assert skipped() == 3 and worker.logged["clipx/not_finite/rank"] == [-1]
+    worker, count_skips = stepping_worker("+clipx=grpo")
+    worker.change_second = add_fields_of_whole_sequences
+    worker.gradient_scale = torch.inf
+    assert count_skips() == 3 and worker.logged["clipx/not_finite/rank"] == [-1]
 
 
 def test_a_failure_to_name_what_was_not_finite_ends_no_run_after_its_first_rollout_batch(
     stepping_worker, monkeypatch, caplog
 ):
-    worker, skipped = stepping_worker("+clipx=grpo")
-    assert skipped() == 0
+    worker, count_skips = stepping_worker("+clipx=grpo")
+    assert count_skips() == 0
     monkeypatch.setattr("verl_clipx.training.worker.skipped_updates.not_finite_in", lambda data: 1 / 0)
     worker.gradient_scale = torch.inf
-    assert (skipped(), skipped()) == (3, 3) and caplog.text.count("naming what was not finite failed") == 1
+    assert (count_skips(), count_skips()) == (3, 3) and caplog.text.count("naming what was not finite failed") == 1
 
 
 def test_the_rank_of_what_is_not_finite_is_logged_by_every_rank(stepping_worker, monkeypatch):
-    worker, skipped = stepping_worker("+clipx=grpo")
+    worker, count_skips = stepping_worker("+clipx=grpo")
     monkeypatch.setattr(worker.engine, "get_data_parallel_size", lambda: 4, raising=False)
     # Rank 2's share of the sum; this rank, 0, has nothing.
-    theirs = torch.tensor([0.0, 0.0, 1.0, 0.0, 3.0], dtype=torch.float64)
-    monkeypatch.setattr(worker.skipped_updates, "_all_reduce", lambda vector: vector + theirs[: len(vector)])
+    share_of_rank_2 = torch.tensor([0.0, 0.0, 1.0, 0.0, 3.0], dtype=torch.float64)
+    monkeypatch.setattr(worker.skipped_updates, "_all_reduce", lambda vector: vector + share_of_rank_2[: len(vector)])
     worker.gradient_scale = torch.inf
-    skipped()
-    assert (worker.logged["clipx/not_finite/rank"], worker.logged["clipx/not_finite/log_probs"]) == ([2.0], [3.0])
+    count_skips()
+    assert worker.logged["clipx/not_finite/rank"] == [2.0]
+    assert worker.logged["clipx/not_finite/log_probs"] == [3.0]
 
 
 def test_the_optimizers_step_is_wrapped_once_and_returns_what_it_did(stepping_worker):
-    worker, skipped = stepping_worker("+clipx=grpo")
+    worker, count_skips = stepping_worker("+clipx=grpo")
     wrapped = worker.engine.optimizer_step
-    assert skipped() == 0 and skipped() == 0
+    assert count_skips() == 0 and count_skips() == 0
     assert worker.engine.optimizer_step is wrapped
     # Outside an update, as verl's Tinker worker calls it.
     worker.engine.norm = 3.0
     assert worker.engine.optimizer_step() == 3.0
 
 
-def test_a_norm_that_is_not_finite_is_of_a_step_that_is_not_taken():
+def test_a_step_whose_norm_is_not_finite_is_not_taken():
     step = OptimizerStep()
     optimizer_step = record_gradient_norm(lambda scale: scale * torch.tensor(math.inf), lambda: step)
     assert optimizer_step(scale=2) == math.inf
@@ -356,13 +413,13 @@ def test_a_norm_that_is_not_finite_is_of_a_step_that_is_not_taken():
 
 
 def test_an_engine_that_steps_without_its_optimizer_step_stops_at_the_first_update(stepping_worker):
-    worker, skipped = stepping_worker("+clipx=grpo")
-    assert skipped() == 0
+    worker, count_skips = stepping_worker("+clipx=grpo")
+    assert count_skips() == 0
     # As an engine that keeps the method when it is made.
-    worker, skipped = stepping_worker("+clipx=grpo")
+    worker, count_skips = stepping_worker("+clipx=grpo")
     worker.engine.optimizer_step = lambda: 1.0
     with pytest.raises(RuntimeError, match=r"SimpleNamespace .* before set_loss_fn"):
-        skipped()
+        count_skips()
 
 
 @pytest.fixture
@@ -372,12 +429,12 @@ def stepping_worker(worker_and_data, caplog):
     def build(*overrides):
         worker, data = worker_and_data(*THREE_UPDATES, *overrides, kind=SteppingWorker)
 
-        def skipped():
+        def count_skips():
             worker.logged = tu.get(worker.train_mini_batch(data.clone()), "metrics")
             (number,) = worker.logged["clipx/skipped_updates"]
             return number
 
-        return worker, skipped
+        return worker, count_skips
 
     caplog.set_level(logging.WARNING, "verl_clipx")
     return build
@@ -385,39 +442,57 @@ def stepping_worker(worker_and_data, caplog):
 
 def costs_of(train, worker, name):
     """What a call costs: host syncs, calls of a registered loss, hooks, and reductions over the ranks."""
-    made, loss, register = [], POLICY_LOSS_REGISTRY[name], torch.Tensor.register_hook
+    counts = Counter()
+    loss = POLICY_LOSS_REGISTRY[name]
+    register_hook = torch.Tensor.register_hook
+
+    def count_loss(**arguments):
+        counts["losses"] += 1
+        return loss(**arguments)
+
+    def count_hook(*arguments):
+        counts["hooks"] += 1
+        return register_hook(*arguments)
+
+    reductions_before = worker.reductions
     with pytest.MonkeyPatch.context() as patched, counted_host_syncs() as syncs:
-        patched.setitem(POLICY_LOSS_REGISTRY, name, lambda **given: made.append("loss") or loss(**given))
-        patched.setattr(torch.Tensor, "register_hook", lambda *given: made.append("hook") or register(*given))
-        before = worker.reductions
+        patched.setitem(POLICY_LOSS_REGISTRY, name, count_loss)
+        patched.setattr(torch.Tensor, "register_hook", count_hook)
         train()
-    return sorted(syncs.calls), sorted([*made, *["reduction"] * (worker.reductions - before)])
+    counts["reductions"] = worker.reductions - reductions_before
+    return {"host syncs": sorted(syncs.calls), **counts}
 
 
 def test_after_the_first_rollout_batch_the_receipt_costs_nothing(stepping_worker):
-    costs = {}
+    costs_of_first = {}
+    costs_of_second = {}
     for receipt in ("stop", "off"):
         worker, train = stepping_worker(*LAGGED, f"clipx.receipt={receipt}")
         # At ratio 1 throughout, so that the receipt never has all that it looks for.
         _, at_ratio_one = micro_batch(example() | {"log_prob": example()["old_log_prob"]}, ROWS)
         worker.output["log_probs"] = at_ratio_one["log_probs"].requires_grad_(True)
-        costs[receipt] = [costs_of(train, worker, "clipx_acpo") for _ in range(2)]
-    assert costs["stop"][1] == costs["off"][1]
+        costs_of_first[receipt] = costs_of(train, worker, "clipx_acpo")
+        costs_of_second[receipt] = costs_of(train, worker, "clipx_acpo")
+    assert costs_of_second["stop"] == costs_of_second["off"]
     # The first one does cost something, so they can be told apart.
-    assert all(len(with_it) > len(without) for with_it, without in zip(costs["stop"][0], costs["off"][0], strict=True))
+    with_receipt = costs_of_first["stop"]
+    without = costs_of_first["off"]
+    assert len(with_receipt["host syncs"]) > len(without["host syncs"])
+    assert with_receipt["losses"] > without["losses"]
 
 
 def test_the_statistics_that_bounds_follow_are_the_sums_of_all_ranks(stepping_worker, monkeypatch):
     # Another rank has the same tokens.
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda vector, op, group: vector.mul_(len(group)))
-    counted = []
-    for group in (None, (0, 1)):
+
+    def count_tokens(group):
         worker, train = stepping_worker(*LAGGED)
-        monkeypatch.setattr(worker.engine, "get_data_parallel_group", lambda group=group: group)
+        monkeypatch.setattr(worker.engine, "get_data_parallel_group", lambda: group)
         train()
         train()
-        counted.append(sum(sum(values) for key, values in worker.logged.items() if "count/bin" in key))
-    assert counted[1] == 2 * counted[0] > 0
+        return sum(sum(values) for key, values in worker.logged.items() if "count/bin" in key)
+
+    assert count_tokens(group=(0, 1)) == 2 * count_tokens(group=None) > 0
 
 
 @pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])
@@ -434,10 +509,10 @@ def test_distillations_loss_of_the_logits_passes_through(actor, group):
     for name, values in (("teacher_ids", ids), ("teacher_logprobs", teacher)):
         data[name] = torch.nested.nested_tensor_from_jagged(values, offsets=output["log_probs"].offsets())
     # As verl's engines call it, from the logits and then from the model's output.
-    of_logits = wrapped(student_logits=torch.zeros(1, tokens, 4), data=data)
+    losses = wrapped(student_logits=torch.zeros(1, tokens, 4), data=data)
     # A uniform student over 4 tokens: 0.5 log(0.5 / 0.25) + 0.25 log(0.25 / 0.25).
-    torch.testing.assert_close(of_logits["distillation_losses"], torch.full((1, tokens), 0.5 * math.log(2)))
-    for name, values in of_logits.items():
+    torch.testing.assert_close(losses["distillation_losses"], torch.full((1, tokens), 0.5 * math.log(2)))
+    for name, values in losses.items():
         output[name] = torch.nested.nested_tensor_from_jagged(values[0], offsets=output["log_probs"].offsets())
     loss, metrics = wrapped(model_output=output, data=data)
     assert loss.isfinite() and metrics["distillation/loss"].values

@@ -32,7 +32,7 @@ WHOLE = [[ROWS]]
 SPLITS = {"micro-batches": [[[0], [1, 2], [3, 4, 5]]], "ranks": [[[0, 5], [3]], [[1, 2], [4]]]}
 
 
-class Trained(NamedTuple):
+class UpdateResult(NamedTuple):
     """An update's loss, its gradient on each token's log-probability, (sequences, length), and verl's metrics."""
 
     loss: Tensor
@@ -50,14 +50,17 @@ def loss_function(config, step=None, observers=()):
     )
 
 
-def train(function, batch, split=WHOLE, *, change=None, **extra) -> Trained:
+def train(function, batch, split=WHOLE, *, change=None, **extra) -> UpdateResult:
     """One update by verl's loss function, or a wrapped one, on a padded mini-batch.
 
     `change` is done to verl's micro-batches; `extra`: entropy and reference, as for `micro_batch`.
     """
-    log_prob, total, ranks = batch["log_prob"].detach().clone().requires_grad_(True), 0.0, []
+    log_prob = batch["log_prob"].detach().clone().requires_grad_(True)
+    total_loss = 0.0
+    metrics_of_ranks = []
     for micro_batches in split:
-        ranks.append({})
+        metrics_of_rank = {}
+        metrics_of_ranks.append(metrics_of_rank)
         for rows in micro_batches:
             data, output = micro_batch({**batch, "log_prob": log_prob}, rows, dp_size=len(split), **extra)
             if change is not None:
@@ -65,13 +68,14 @@ def train(function, batch, split=WHOLE, *, change=None, **extra) -> Trained:
             loss, metrics = function(model_output=output, data=data)
             # verl averages gradients over ranks.
             (loss / len(split)).backward()
-            total = total + loss.detach() / len(split)
+            total_loss = total_loss + loss.detach() / len(split)
             for key, value in metrics.items():
                 if isinstance(value, Metric):
-                    ranks[-1].setdefault(key, value.init_list()).append(value)
-    gathered = {key: [rank[key] for rank in ranks] for key in ranks[0]}
+                    metrics_of_rank.setdefault(key, value.init_list()).append(value)
+    gathered = {key: [metrics[key] for metrics in metrics_of_ranks] for key in metrics_of_ranks[0]}
     exclude_rejected_tokens(gathered)
-    return Trained(total, log_prob.grad, {key: Metric.aggregate_dp(values) for key, values in gathered.items()})
+    aggregated = {key: Metric.aggregate_dp(values) for key, values in gathered.items()}
+    return UpdateResult(total_loss, log_prob.grad, aggregated)
 
 
 class PassEngine:
@@ -91,14 +95,14 @@ class PassEngine:
 
 def run_extra_pass(policy_loss, batch, split, data, step, seen):
     """What the extra pass finds, summed over the ranks of a split; `data` is verl's whole mini-batch."""
-    found = []
+    sums_of_ranks = []
     for micro_batches in split:
         parts = [micro_batch(batch, rows, dp_size=len(split), entropy=batch["entropy"]) for rows in micro_batches]
-        found.append(extra_pass(policy_loss, PassEngine(parts), data, step, seen, cut={}, device="cpu"))
-    return {name: sum(rank[name] for rank in found) for name in found[0]}
+        sums_of_ranks.append(extra_pass(policy_loss, PassEngine(parts), data, step, seen, cut={}, device="cpu"))
+    return {name: sum(sums[name] for sums in sums_of_ranks) for name in sums_of_ranks[0]}
 
 
-def planned(config, batch, split=WHOLE, token_pass=None, all_reduce=lambda vector: vector):
+def plan_with_extra_pass(config, batch, split=WHOLE, token_pass=None, all_reduce=lambda vector: vector):
     """A step as the worker plans it, with an extra pass over the ranks and micro-batches of a split."""
     return plan_step(
         config.policy_loss,
@@ -117,8 +121,10 @@ class Update:
     """
 
     def __init__(self, config, step=None, *, tested=True, loss_fn=None, batch=None):
-        self.step, self.batch = step or OptimizerStep(), batch or RolloutBatch()
-        settings, record = config.policy_loss.clipx, config.policy_loss.run.record
+        self.step = step or OptimizerStep()
+        self.batch = batch or RolloutBatch()
+        settings = config.policy_loss.clipx
+        record = config.policy_loss.run.record
         loss_fn = loss_fn or partial(ppo_loss, config=config)
         self.receipt = Receipt(settings, record, loss_fn, lambda part: part, rank=1, tested=tested)
         self.observers = RankObservers(self.receipt)
@@ -132,68 +138,71 @@ class Update:
 
     def run(
         self,
-        parts=(ROWS,),
+        micro_batches=(ROWS,),
         *,
-        moved=0.0,
-        spoilt=None,
-        weights=None,
-        besides=None,
+        largest_move=0.0,
+        nan_at=None,
+        rollout_weight=None,
+        engine_term=None,
         change=None,
-        only=None,
-        factors=None,
-        outputs=None,
+        changed_micro_batches=None,
+        loss_factors=None,
+        make_outputs=None,
     ):
         """One update, by micro-batches of these rows; returns its gradient on each token's log-probability.
 
         Args:
-            moved: at most added to a log-probability of the old policy's to make the current one's.
-            spoilt: the row and the place of a token whose current log-probability is NaN.
-            weights: of verl's rollout correction, for a rollout policy that makes them so.
-            besides: what an engine adds to the loss, of the log-probabilities.
-            change, only: what is done to verl's micro-batches, and to which; None: to all.
-            factors: on each loss, as an engine's; a tuple: one for each of its backward passes.
-            outputs: what else the model's output has, a function of the sequences' offsets.
+            largest_move: at most added to a log-probability of the old policy's to make the current one's.
+            nan_at: the row and the place of a token whose current log-probability is NaN.
+            rollout_weight: that verl's rollout correction gives each token, for a rollout policy that makes it so.
+            engine_term: what an engine adds to the loss, a function of the log-probabilities.
+            change: what is done to verl's micro-batches, a function of the data.
+            changed_micro_batches: the numbers of those to which it is done; None: all.
+            loss_factors: an engine's, on the loss of each micro-batch; a tuple: one for each of its backward passes.
+            make_outputs: what else the model's output has, a function of the sequences' offsets.
         """
         batch = example()
         mask = batch["mask"]
-        along = torch.linspace(-1, 1, mask.numel()).view(mask.shape)
-        current = batch["old_log_prob"] + moved * along
-        if spoilt is not None:
-            current[spoilt] = math.nan
+        moves = largest_move * torch.linspace(-1, 1, mask.numel()).view(mask.shape)
+        current = batch["old_log_prob"] + moves
+        if nan_at is not None:
+            current[nan_at] = math.nan
         batch["log_prob"] = current.requires_grad_(True)
-        if weights is not None:
-            batch["sampler_log_prob"] = batch["old_log_prob"] - math.log(weights)
+        if rollout_weight is not None:
+            batch["sampler_log_prob"] = batch["old_log_prob"] - math.log(rollout_weight)
         entropy = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
         self.begin()
-        for number, rows in enumerate(parts):
+        for number, rows in enumerate(micro_batches):
             data, output = micro_batch(batch, rows, entropy=entropy, reference=batch["old_log_prob"] - 0.1)
-            if weights is not None:
-                data["rollout_is_weights"] = torch.full(mask.shape, weights)
-            if change is not None and (only is None or number in only):
+            if rollout_weight is not None:
+                data["rollout_is_weights"] = torch.full(mask.shape, rollout_weight)
+            if change is not None and (changed_micro_batches is None or number in changed_micro_batches):
                 change(data)
-            if outputs is not None:
-                output |= outputs(output["log_probs"].offsets())
+            if make_outputs is not None:
+                output |= make_outputs(output["log_probs"].offsets())
             loss, _ = self.loss_function(model_output=output, data=data)
-            passes = 0.5 if factors is None else factors[number]
-            for factor in passes if isinstance(passes, tuple) else (passes,):
-                more = 0 if besides is None else besides(output["log_probs"].values())
-                (loss * factor + more).backward(retain_graph=True)
+            factors = 0.5 if loss_factors is None else loss_factors[number]
+            if not isinstance(factors, tuple):
+                factors = (factors,)
+            for factor in factors:
+                added = 0 if engine_term is None else engine_term(output["log_probs"].values())
+                (loss * factor + added).backward(retain_graph=True)
         self.observers.end_update(self.step)
         return batch["log_prob"].grad
 
-    def end_rollout_batch(self, updates, before=0):
+    def end_rollout_batch(self, updates, updates_before_pass=0):
         """The largest difference, after as many updates in the last pass and before it."""
-        return self.metrics(updates, before)["clipx/receipt"]
+        return self.metrics(updates, updates_before_pass)["clipx/receipt"]
 
-    def metrics(self, updates, before=0):
+    def metrics(self, updates, updates_before_pass=0):
         """What is logged, after as many updates in the last pass and before it: the difference, and failed checks."""
-        batch = RolloutBatch(update=updates, updates_before_pass=before)
+        batch = RolloutBatch(update=updates, updates_before_pass=updates_before_pass)
         logged = self.observers.end_rollout_batch(batch)
         assert self.receipt.finished
         return {key: value for key, (value,) in logged.items()}
 
 
-def aggregated(function, batch, split=WHOLE):
+def aggregate_metrics(function, batch, split=WHOLE):
     """An update's metrics as verl aggregates them."""
     return train(function, batch, split, entropy=batch.get("entropy")).metrics
 
