@@ -5,6 +5,8 @@ covered: the padded length as normaliser, which policy_loss refuses.
 import inspect
 import itertools
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ NORMALISERS = (
 )
 
 
-def micro_batch(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+def make_micro_batch(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
     """log_prob, value, weighted, mask; the second sequence has no tokens."""
     generator = torch.Generator().manual_seed(0)
     mask = torch.arange(7) < torch.tensor([[7], [0], [1], [4], [6]])
@@ -33,61 +35,73 @@ def micro_batch(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
     return log_prob.to(dtype), value * mask, weighted * mask, mask
 
 
-def both(mode: str, normalisers: dict, tensors: tuple[torch.Tensor, ...], factor: float = 1.0) -> list[torch.Tensor]:
-    """Ours and verl's loss and gradient."""
-    log_prob, *others, mask = tensors
-    ours, verls = (log_prob.clone().requires_grad_(True) for _ in range(2))
-    loss = aggregate(ours, *others, mask, mode, **normalisers)
-    expected = agg_loss(per_token_loss(verls, *others), mask, mode, **normalisers)
-    (loss * factor + expected * factor).backward()
-    return [loss.detach(), ours.grad, expected.detach(), verls.grad]
+class Aggregated(NamedTuple):
+    """A loss and its gradient on log_prob."""
+
+    loss: torch.Tensor
+    gradient: torch.Tensor
+
+
+def aggregate_both(
+    mode: str, normalisers: dict, tensors: Sequence[torch.Tensor], factor: float = 1.0
+) -> tuple[Aggregated, Aggregated]:
+    """What the plugin and what verl's agg_loss make of a micro-batch; factor: on the losses before their gradients."""
+    log_prob, value, weighted, mask = tensors
+    log_prob_of_plugin = log_prob.clone().requires_grad_(True)
+    log_prob_of_verl = log_prob.clone().requires_grad_(True)
+    loss = aggregate(log_prob_of_plugin, value, weighted, mask, mode, **normalisers)
+    loss_of_verl = agg_loss(per_token_loss(log_prob_of_verl, value, weighted), mask, mode, **normalisers)
+    (loss * factor + loss_of_verl * factor).backward()
+    return Aggregated(loss.detach(), log_prob_of_plugin.grad), Aggregated(loss_of_verl.detach(), log_prob_of_verl.grad)
 
 
 @pytest.mark.parametrize("normalisers", NORMALISERS, ids=["none", "one rank", "four ranks", "tensors"])
 @pytest.mark.parametrize("mode", MODES)
 def test_loss_and_gradient_are_verls(mode, normalisers):
-    assert sequence_weight(micro_batch()[-1], mode, torch.float32, **normalisers) is not None
+    assert sequence_weight(make_micro_batch()[-1], mode, torch.float32, **normalisers) is not None
     for dtype, factor in itertools.product((torch.float32, torch.bfloat16, torch.float16), (1.0, 0.3)):
-        loss, gradient, expected, expected_gradient = both(mode, normalisers, micro_batch(dtype), factor)
-        assert_close(loss, expected, rtol=1e-6, atol=0)
+        actual, expected = aggregate_both(mode, normalisers, make_micro_batch(dtype), factor)
+        assert_close(actual.loss, expected.loss, rtol=1e-6, atol=0)
         # To a rounding, in the gradient's own dtype.
-        assert_close(gradient, expected_gradient, rtol=2 * torch.finfo(dtype).eps, atol=0)
-        assert gradient.any() and not gradient[1].any()
+        assert_close(actual.gradient, expected.gradient, rtol=2 * torch.finfo(dtype).eps, atol=0)
+        assert actual.gradient.any() and not actual.gradient[1].any()
     # What is not finite reaches both.
-    log_prob, value, weighted, mask = micro_batch()
+    log_prob, value, weighted, mask = make_micro_batch()
     value[2, 0] = weighted[2, 0] = math.nan
-    loss, gradient, *_ = both(mode, normalisers, (log_prob, value, weighted, mask))
-    assert loss.isnan() and gradient[2, 0].isnan() and gradient[0].isfinite().all()
+    actual, _ = aggregate_both(mode, normalisers, (log_prob, value, weighted, mask))
+    assert actual.loss.isnan() and actual.gradient[2, 0].isnan() and actual.gradient[0].isfinite().all()
 
 
-@pytest.mark.parametrize("tokens", [{}, {"batch_num_tokens": 0, "global_batch_size": 0}, {"batch_num_tokens": 30}])
-@pytest.mark.parametrize("of", [lambda number: number, lambda number: torch.tensor(float(number))])
-def test_without_tokens_the_loss_is_verls_and_the_gradient_zero(tokens, of):
-    normalisers = {"dp_size": 1, **{key: of(number) for key, number in tokens.items()}, "loss_scale_factor": 9}
+@pytest.mark.parametrize("counts", [{}, {"batch_num_tokens": 0, "global_batch_size": 0}, {"batch_num_tokens": 30}])
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_without_tokens_the_loss_is_verls_and_the_gradient_zero(counts, as_tensors):
+    if as_tensors:
+        counts = {key: torch.tensor(float(number)) for key, number in counts.items()}
+    normalisers = {"dp_size": 1, **counts, "loss_scale_factor": 9}
     for mode in MODES:
-        loss, gradient, *expected = both(mode, normalisers, [part * 0 for part in micro_batch()])
-        assert_close([loss, gradient], expected, equal_nan=True)
-        assert not gradient.any()
+        actual, expected = aggregate_both(mode, normalisers, [tensor * 0 for tensor in make_micro_batch()])
+        assert_close(actual.loss, expected.loss, equal_nan=True)
+        assert_close(actual.gradient, expected.gradient, equal_nan=True)
+        assert not actual.gradient.any()
 
 
 def test_every_mode_of_verls_is_known_and_what_verl_refuses_is_refused():
     for mode in ("token-mean", "seq-mean-token-mean"):
         with pytest.raises(ValueError, match="required when dp_size > 1"):
-            aggregate(*micro_batch(), mode, dp_size=2)
+            aggregate(*make_micro_batch(), mode, dp_size=2)
     source = inspect.getsource(agg_loss)
     assert all(f'"{mode}"' in source for mode in MODES)
     assert source.count("loss_agg_mode ==") + source.count("loss_agg_mode in") == len(MODES)
 
 
 def test_what_is_verls_alone_is_asked_of_it(monkeypatch):
-    asked = []
+    calls = []
 
-    def of_verl(loss_mat, loss_mask, loss_agg_mode, **normalisers):
-        asked.append((loss_agg_mode, normalisers))
+    def agg_loss_of_verl(loss_mat, loss_mask, loss_agg_mode, **normalisers):
+        calls.append((loss_agg_mode, normalisers))
         return loss_mat.sum()
 
-    monkeypatch.setattr(core_algos, "agg_loss", of_verl)
-    log_prob, value, weighted, mask = micro_batch()
+    monkeypatch.setattr(core_algos, "agg_loss", agg_loss_of_verl)
     for mode, normalisers in (("token-median", {"dp_size": 1}), ("token-mean", {"dp_size": 1, "new": 3})):
-        aggregate(log_prob, value, weighted, mask, mode, **normalisers)
-        assert asked.pop() == (mode, normalisers)
+        aggregate(*make_micro_batch(), mode, **normalisers)
+        assert calls.pop() == (mode, normalisers)

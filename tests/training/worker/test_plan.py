@@ -33,27 +33,30 @@ class Run:
         record = RunRecord(schedule=schedule_of(values, self.settings))
         self.policy_loss = SimpleNamespace(clipx=self.settings, run=Handover(record))
         self.state = ControllerState()
-        self.reductions = self.passes = 0
+        self.reductions = 0
+        self.passes = 0
 
     def all_reduce(self, vector):
         self.reductions += 1
         return vector * RANKS
 
-    def own(self, data):
+    def statistics_of(self, data):
         inputs = Inputs(*(data[key] for key in ("log_prob", "old_log_probs", "advantages", "response_mask")))
         return token_statistics(self.settings.method, self.settings.shaping, inputs)
 
     def extra_pass(self, data, step, seen):
         self.passes += 1
-        return {"statistics": self.own(data)}
+        return {"statistics": self.statistics_of(data)}
 
     def step(self, data, update=0, *, taken=True):
-        at = RolloutBatch(update=update)
-        step = plan_step(self.policy_loss, self.state, at, data, extra_pass=self.extra_pass, all_reduce=self.all_reduce)
+        batch = RolloutBatch(update=update)
+        step = plan_step(
+            self.policy_loss, self.state, batch, data, extra_pass=self.extra_pass, all_reduce=self.all_reduce
+        )
         if step.collected is not None:
-            step.collected.append(self.own(data))
+            step.collected.append(self.statistics_of(data))
         step.gradient_norm = 1.0 if taken else math.nan
-        self.state.end(step, at.position)
+        self.state.end(step, batch.position)
         return step
 
     def save(self):
@@ -62,13 +65,14 @@ class Run:
             self.state.keep_waiting(self.all_reduce(self.state.waiting.of_this_rank))
 
 
-def batch(drift=1.0, seed=0):
-    found = example(seed=seed)
+def make_batch(drift=1.0, seed=0):
+    """The example with some share of its distance from ratio 1."""
+    batch = example(seed=seed)
     return {
-        "old_log_probs": found["old_log_prob"],
-        "log_prob": found["old_log_prob"] + drift * (found["log_prob"] - found["old_log_prob"]),
-        "advantages": found["advantages"],
-        "response_mask": found["mask"],
+        "old_log_probs": batch["old_log_prob"],
+        "log_prob": batch["old_log_prob"] + drift * (batch["log_prob"] - batch["old_log_prob"]),
+        "advantages": batch["advantages"],
+        "response_mask": batch["mask"],
     }
 
 
@@ -78,14 +82,16 @@ def epsilons(step):
 
 def test_lagged_uses_the_same_position_of_the_rollout_batches_before_and_no_observation():
     run = Run("acpo", scope="lagged")
-    old = [run.step(batch(drift=0), 0), run.step(batch(seed=1), 1)]
-    new = [run.step(batch(drift=0, seed=2), 0), run.step(batch(seed=3), 1)]
-    assert {step.decided_from for step in old} == {DecidedFrom.RATIO_ONE}
+    first_batch = [run.step(make_batch(drift=0), 0), run.step(make_batch(seed=1), 1)]
+    second_batch = [run.step(make_batch(drift=0, seed=2), 0), run.step(make_batch(seed=3), 1)]
+    assert {step.decided_from for step in first_batch} == {DecidedFrom.RATIO_ONE}
     # Whatever the update will find.
-    assert torch.equal(old[1].statistics, RANKS * run.own(batch(drift=0, seed=1)))
-    assert {step.decided_from for step in new} == {DecidedFrom.LAGGED}
-    assert all((epsilons(step) == 0.2).all() for step in (*old, new[0])) and epsilons(new[1]).max() > 0.3
-    assert torch.equal(new[1].statistics, RANKS * run.own(batch(seed=1)))
+    assert torch.equal(first_batch[1].statistics, RANKS * run.statistics_of(make_batch(drift=0, seed=1)))
+    assert {step.decided_from for step in second_batch} == {DecidedFrom.LAGGED}
+    for step in (*first_batch, second_batch[0]):
+        assert (epsilons(step) == 0.2).all()
+    assert epsilons(second_batch[1]).max() > 0.3
+    assert torch.equal(second_batch[1].statistics, RANKS * run.statistics_of(make_batch(seed=1)))
     assert run.passes == 0 and run.reductions == 4
 
 
@@ -93,21 +99,23 @@ def test_lagged_uses_the_same_position_of_the_rollout_batches_before_and_no_obse
 def test_only_lagged_bounds_remember_statistics_and_none_of_a_skipped_step(scope):
     run = Run("acpo", scope=scope)
     for seed, taken in ((1, True), (2, False)):
-        run.step(batch(seed=seed), taken=taken)
+        run.step(make_batch(seed=seed), taken=taken)
         run.save()
-    remembered = [RANKS * run.own(batch(seed=1))] if scope == "lagged" else []
+    remembered = [RANKS * run.statistics_of(make_batch(seed=1))] if scope == "lagged" else []
     assert run.state.step == 1 and all(map(torch.equal, run.state.statistics.values(), remembered))
     assert len(run.state.statistics) == len(remembered)
 
 
 def test_a_checkpoint_changes_nothing_later_and_what_waited_is_not_mixed_with_a_restored_state():
-    through, saved, restored = (Run("acpo", scope="lagged") for _ in range(3))
+    uninterrupted, saved, restored = (Run("acpo", scope="lagged") for _ in range(3))
     for seed in (1, 2):
-        through.step(batch(seed=seed))
-        saved.step(batch(seed=seed))
+        uninterrupted.step(make_batch(seed=seed))
+        saved.step(make_batch(seed=seed))
         saved.save()
-    restored.step(batch(seed=7))
+    restored.step(make_batch(seed=7))
     restored.state = saved.state
-    steps = [run.step(batch(seed=3)) for run in (through, saved)]
-    assert all(torch.equal(step.statistics, RANKS * through.own(batch(seed=2))) for step in steps)
-    assert torch.equal(restored.step(batch(seed=4)).statistics, RANKS * through.own(batch(seed=3)))
+    steps = [run.step(make_batch(seed=3)) for run in (uninterrupted, saved)]
+    assert all(torch.equal(step.statistics, RANKS * uninterrupted.statistics_of(make_batch(seed=2))) for step in steps)
+    assert torch.equal(
+        restored.step(make_batch(seed=4)).statistics, RANKS * uninterrupted.statistics_of(make_batch(seed=3))
+    )

@@ -21,7 +21,7 @@ from verl_clipx.losses.methods import BUILT_IN
 from verl_clipx.training.worker.step import MicroBatch, in_micro_batch
 
 ACTOR = "actor_rollout_ref.actor"
-CALCULATED = "actor_rollout_ref.rollout.calculate_log_probs=true"
+LOG_PROBS_RETURNED = "actor_rollout_ref.rollout.calculate_log_probs=true"
 
 
 def asked_for(config):
@@ -42,21 +42,27 @@ def call(name, config, tensors, **changes):
 
 @pytest.mark.parametrize("method", [*BUILT_IN, None])
 def test_one_host_sync_per_micro_batch(actor, tensors, method):
-    config, name, further = actor(), "vanilla", {}
-    if method:
-        config, name = actor(f"+clipx={method}"), f"clipx_{method}"
-        further = asked_for(config)
+    if method is None:
+        config = actor()
+        name = "vanilla"
+        asked = {}
+    else:
+        config = actor(f"+clipx={method}")
+        name = f"clipx_{method}"
+        asked = asked_for(config)
     config.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=5, loss_scale_factor=None)
     with counted_host_syncs() as counter:
-        call(name, config, tensors, **further)
-    assert counter.count == (1 if method else 3), counter.calls
+        call(name, config, tensors, **asked)
+    assert counter.count == (3 if method is None else 1), counter.calls
 
 
 def test_without_a_group_verls_own_bounds_apply_and_unknown_keywords_are_ignored(actor, tensors):
     keys = ("clip_ratio_low=0.1", "clip_ratio_high=0.3", "clip_ratio_c=4", "policy_loss.loss_mode=clipx_grpo")
     config = actor(*(f"{ACTOR}.{key}" for key in keys))
-    found = call("clipx_grpo", config, tensors, an_argument_of_a_later_verl=1)
-    torch.testing.assert_close(found[:2], call("vanilla", config, tensors)[:2])
+    loss, gradient, _ = call("clipx_grpo", config, tensors, an_argument_of_a_later_verl=1)
+    expected_loss, expected_gradient, _ = call("vanilla", config, tensors)
+    torch.testing.assert_close(loss, expected_loss)
+    torch.testing.assert_close(gradient, expected_gradient)
 
 
 @pytest.mark.parametrize("group", ["grpo", "acpo"])
@@ -70,7 +76,7 @@ def test_verls_ppo_loss_in_somebody_elses_worker_stops(actor, monkeypatch, group
 
 
 @pytest.mark.parametrize(
-    ("overrides", "called", "message"),
+    ("overrides", "called_method", "message"),
     [
         (["+clipx=grpo", "+clipx/update=lopti"], "grpo", r"clipx\.update: .*worker"),
         (["+clipx=bapo", "clipx.weight=rollout", "clipx.target=1"], "bapo", "needs rollout_log_prob: .*calculate_log"),
@@ -80,10 +86,10 @@ def test_verls_ppo_loss_in_somebody_elses_worker_stops(actor, monkeypatch, group
         (["+clipx=grpo", "+clipx/select=high_entropy"], "grpo", r"clipx\.select needs entropy: .*pass entropy="),
     ],
 )
-def test_what_a_bare_call_cannot_do_is_refused(actor, tensors, overrides, called, message):
-    config = actor(*overrides, CALCULATED)
+def test_what_a_bare_call_cannot_do_is_refused(actor, tensors, overrides, called_method, message):
+    config = actor(*overrides, LOG_PROBS_RETURNED)
     with pytest.raises(ValueError, match=message):
-        call(f"clipx_{called}", config, tensors)
+        call(f"clipx_{called_method}", config, tensors)
 
 
 def test_the_sum_norm_aggregation_needs_its_constant(actor, tensors):
@@ -91,7 +97,8 @@ def test_the_sum_norm_aggregation_needs_its_constant(actor, tensors):
         call("clipx_grpo", actor("+clipx=grpo"), tensors, loss_agg_mode="seq-mean-token-sum-norm")
 
 
-MODIFIED = [
+# Methods, and overrides of a selection.
+SELECTIONS = [
     *((method, ("+clipx/select=high_entropy",)) for method in BUILT_IN),
     ("grpo", ("+clipx/select=low_entropy",)),
     ("grpo", ("+clipx/select=high_entropy", "clipx.select.over=mini_batch")),
@@ -103,51 +110,55 @@ MODIFIED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "selection"), MODIFIED)
+@pytest.mark.parametrize(("method", "selection"), SELECTIONS)
 def test_whatever_is_not_finite_makes_verl_skip_the_step_under_modifiers_too(actor, tensors, method, selection):
     config = actor(f"+clipx={method}", "+clipx/shaping=advantage_reweighting", *selection)
-    mask, generator = tensors["response_mask"], torch.Generator().manual_seed(0)
-    entropy, weights = (torch.rand(mask.shape, generator=generator) for _ in range(2))
-    clean = {**tensors, **asked_for(config), "entropy": entropy, "weights": weights}
-    clean = {name: of.float() if of.is_floating_point() else of for name, of in clean.items()}
+    mask = tensors["response_mask"]
+    generator = torch.Generator().manual_seed(0)
+    entropy = torch.rand(mask.shape, generator=generator)
+    weights = torch.rand(mask.shape, generator=generator)
+    finite = {**tensors, **asked_for(config), "entropy": entropy, "weights": weights}
+    finite = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in finite.items()}
     selected = config.policy_loss.clipx.select.selected(entropy, mask)
-    kept, dropped = (tuple(of.nonzero()[0].tolist()) for of in (selected, mask & ~selected))
-    spoilt = [name for name, of in clean.items() if of.is_floating_point()]
-    assert {"log_prob", "old_log_prob", "advantages", "entropy", "weights"} <= {*spoilt}
+    place_kept = tuple(selected.nonzero()[0].tolist())
+    place_dropped = tuple((mask & ~selected).nonzero()[0].tolist())
+    names = [name for name, tensor in finite.items() if tensor.is_floating_point()]
+    assert {"log_prob", "old_log_prob", "advantages", "entropy", "weights"} <= {*names}
     for value in (torch.nan, torch.inf, -torch.inf):
-        outside = {name: clean[name].masked_fill(~mask, value) for name in spoilt}
-        loss, gradient, _ = call(f"clipx_{method}", config, {**clean, **outside})
+        outside_mask = {name: finite[name].masked_fill(~mask, value) for name in names}
+        loss, gradient, _ = call(f"clipx_{method}", config, finite | outside_mask)
         assert loss.isfinite() and gradient.isfinite().all()
         # And without any token in the mask.
-        nothing = {**clean, **dict.fromkeys(spoilt, torch.full(mask.shape, value)), "response_mask": mask & False}
-        assert not call(f"clipx_{method}", config, nothing)[1].any()
-        for name, place in itertools.product(spoilt, (kept, dropped)):
-            of = clean[name].clone()
-            of[place] = value
-            given = {**clean, name: of}
+        everywhere = dict.fromkeys(names, torch.full(mask.shape, value))
+        _, gradient, _ = call(f"clipx_{method}", config, finite | everywhere | {"response_mask": mask & False})
+        assert not gradient.any()
+        for name, place in itertools.product(names, (place_kept, place_dropped)):
+            tensor = finite[name].clone()
+            tensor[place] = value
+            arguments = finite | {name: tensor}
             # In half precision too, which a gradient could be cut off to.
             for dtype in (torch.float32, torch.bfloat16):
-                given["log_prob"] = given["log_prob"].to(dtype)
-                loss, gradient, _ = call(f"clipx_{method}", config, given)
+                arguments["log_prob"] = arguments["log_prob"].to(dtype)
+                loss, gradient, _ = call(f"clipx_{method}", config, arguments)
                 assert not loss.isfinite() and not gradient[place].isfinite(), (name, value, place, dtype)
 
 
 # Wide enough that what is kept of a sequence weighs nothing.
-SIZE = 16, 2048
+SHAPE = 16, 2048
 
 
 @cache
-def peak(*overrides: str) -> int:
+def peak_memory(*overrides: str) -> int:
     """Most bytes that a loss and its backward pass hold at a time, by torch's own record."""
     generator = torch.Generator().manual_seed(0)
-    old = -torch.rand(SIZE, generator=generator) * 4
+    old = -torch.rand(SHAPE, generator=generator) * 4
     inputs = {
         "old_log_prob": old,
-        "log_prob": old + 0.3 * torch.randn(SIZE, generator=generator),
-        "advantages": torch.randn(SIZE[0], 1, generator=generator).expand(SIZE).contiguous(),
+        "log_prob": old + 0.3 * torch.randn(SHAPE, generator=generator),
+        "advantages": torch.randn(SHAPE[0], 1, generator=generator).expand(SHAPE).contiguous(),
     }
-    lengths = torch.randint(SIZE[1] // 4, SIZE[1] + 1, (SIZE[0], 1), generator=generator)
-    inputs["response_mask"] = torch.arange(SIZE[1]) < lengths
+    lengths = torch.randint(SHAPE[1] // 4, SHAPE[1] + 1, (SHAPE[0], 1), generator=generator)
+    inputs["response_mask"] = torch.arange(SHAPE[1]) < lengths
     config = built_once(overrides)
     with (
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded,
@@ -163,7 +174,7 @@ def peak(*overrides: str) -> int:
 
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_no_loss_takes_more_memory_than_vanilla(method):
-    vanilla = peak()
+    vanilla = peak_memory()
     # BAPO keeps the place of each token among its candidates, CTPO and CPPO each token's bounds, KPop two divergences.
-    most = {"bapo": 1.05, "ctpo": 1.2, "cppo": 1.1, "kpop": 1.15}.get(method, 1) * vanilla
-    assert 0.5 * vanilla < peak(f"+clipx={method}", CALCULATED, "clipx.compile=false") <= most
+    allowed = {"bapo": 1.05, "ctpo": 1.2, "cppo": 1.1, "kpop": 1.15}.get(method, 1) * vanilla
+    assert 0.5 * vanilla < peak_memory(f"+clipx={method}", LOG_PROBS_RETURNED, "clipx.compile=false") <= allowed

@@ -39,14 +39,17 @@ from verl_clipx.common.verl_version import unsuitable_verl
 from verl_clipx.run.keys import row_of
 
 LOSS_KEYS = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "verl_loss_keys.py"))
-STORED = {path.stem: path.read_text().split() for path in (Path(__file__).parent / "fixtures/verl_loss_keys").iterdir()}
+# By verl's version, the keys that its losses read, as they were written down.
+STORED_KEYS = {
+    path.stem: path.read_text().split() for path in (Path(__file__).parent / "fixtures/verl_loss_keys").iterdir()
+}
 
 
 def parameters(function):
     return list(inspect.signature(function).parameters)
 
 
-def compared_with_0_9_1():
+def compare_with_0_9_1():
     """older, newer or the same: by content first, since some that are older in content call themselves 0.10.0.dev."""
     if "use_no_sync_for_gradient_accumulation" not in FSDPEngineConfig.__dataclass_fields__:
         return "older"
@@ -54,23 +57,25 @@ def compared_with_0_9_1():
 
 
 def test_the_plugin_extends_this_verl():
-    found = compared_with_0_9_1()
-    said = f"verl {verl.__version__} in {verl.__path__[0]}, compared with 0.9.1: {found}"
-    if found == "newer":
-        warnings.warn(said, stacklevel=1)
-    assert unsuitable_verl() is None, said
+    comparison = compare_with_0_9_1()
+    message = f"verl {verl.__version__} in {verl.__path__[0]}, compared with 0.9.1: {comparison}"
+    if comparison == "newer":
+        warnings.warn(message, stacklevel=1)
+    assert unsuitable_verl() is None, message
 
 
-def source(of):
-    return inspect.getsource(inspect.unwrap(of))
+def source(code):
+    """The source of a module, a class or a function, also of one that is wrapped."""
+    return inspect.getsource(inspect.unwrap(code))
 
 
-WORKER = engine_workers.ActorRolloutRefWorker
-(OF_VERL,) = [base for base in engine_workers.TrainingWorker.__mro__ if "infer_batch" in vars(base)]
-TINKER = engine_workers_tinker.TinkerTrainingWorker
+ACTOR_WORKER = engine_workers.ActorRolloutRefWorker
+# Beneath the plugin's, which takes the name over.
+(TRAINING_WORKER,) = [base for base in engine_workers.TrainingWorker.__mro__ if "infer_batch" in vars(base)]
+TINKER_WORKER = engine_workers_tinker.TinkerTrainingWorker
 KEYWORDS = ("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "rollout_is_weights", "config")
 
-# What the plugin relies on, and the function or class of verl's in whose source it stands.
+# What the plugin relies on, the code of verl's in whose source it stands, and what stands there.
 SOURCES = {
     "run_ppo starts Ray": (main_ppo.run_ppo, "ray.init("),
     **{f"ppo_loss passes {key} by keyword": (losses.ppo_loss, f"{key}={key}") for key in KEYWORDS},
@@ -79,28 +84,28 @@ SOURCES = {
     "the engine says how many tokens there are": (transformer_impl, "assign_non_tensor(data, batch_num_tokens="),
     "and how many ranks": (transformer_impl, "assign_non_tensor(data, dp_size="),
     "ranks that share a sequence are known": (transformer_impl, "self.ulysses_sequence_parallel_size = "),
-    "the actor's worker class can be chosen": (WORKER, "self.actor_worker_cls("),
-    "it is given the loss function": (WORKER, "self.actor.set_loss_fn(self.loss_fn)"),
-    "which is a partial with the configuration": (WORKER, "partial(ppo_loss, config=actor_config)"),
-    "log-probabilities come through infer_batch": (WORKER.compute_log_prob, "self.actor.infer_batch("),
-    "and the engine's": (OF_VERL.infer_batch, "self.engine.infer_batch("),
-    "an update's metrics are joined here": (OF_VERL.train_batch, "self._postprocess_output(\n"),
-    "by Tinker's worker too": (TINKER.forward_backward, "self._postprocess_output(\n"),
-    "over the ranks": (OF_VERL._postprocess_output, "final_metrics = allgather_dict_into_dict(data=metrics,"),
-    "and returned by this name": (OF_VERL._postprocess_output, 'non_tensor_dict={"metrics": final_metrics}'),
+    "the actor's worker class can be chosen": (ACTOR_WORKER, "self.actor_worker_cls("),
+    "it is given the loss function": (ACTOR_WORKER, "self.actor.set_loss_fn(self.loss_fn)"),
+    "which is a partial with the configuration": (ACTOR_WORKER, "partial(ppo_loss, config=actor_config)"),
+    "log-probabilities come through infer_batch": (ACTOR_WORKER.compute_log_prob, "self.actor.infer_batch("),
+    "and the engine's": (TRAINING_WORKER.infer_batch, "self.engine.infer_batch("),
+    "an update's metrics are joined here": (TRAINING_WORKER.train_batch, "self._postprocess_output(\n"),
+    "by Tinker's worker too": (TINKER_WORKER.forward_backward, "self._postprocess_output(\n"),
+    "over the ranks": (TRAINING_WORKER._postprocess_output, "final_metrics = allgather_dict_into_dict(data=metrics,"),
+    "and returned by this name": (TRAINING_WORKER._postprocess_output, 'non_tensor_dict={"metrics": final_metrics}'),
     # 0.9.1 has a function for it.
     "they are of the tempered policy": (transformer_impl, re.compile(r"logits = (_scale_logits_by_|logits / )temp")),
     "at the rollout's temperature": (ray_trainer, "self.config.actor_rollout_ref.rollout.temperature"),
-    "an adapter can be left out": (OF_VERL.infer_batch, 'key="no_lora_adapter"'),
+    "an adapter can be left out": (TRAINING_WORKER.infer_batch, 'key="no_lora_adapter"'),
     "the trainer's module names its queue tq": (trainer_base, "tq.kv_batch_get(keys=batch.keys, partition_id="),
 }
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_it_stands_in_verls_source(name):
-    of, text = SOURCES[name]
+def test_what_the_plugin_relies_on_stands_in_verls_source(name):
+    code, text = SOURCES[name]
     pattern = text if isinstance(text, re.Pattern) else re.compile(re.escape(text))
-    assert pattern.search(source(of))
+    assert pattern.search(source(code))
 
 
 def test_verls_functions_and_classes_have_the_names_that_ours_use():
@@ -108,7 +113,7 @@ def test_verls_functions_and_classes_have_the_names_that_ours_use():
     assert isinstance(core_algos.POLICY_LOSS_REGISTRY, dict)
     needed = {"loss_mat", "loss_mask", "loss_agg_mode", "dp_size", "batch_num_tokens", "global_batch_size"}
     assert needed | {"loss_scale_factor"} <= {*parameters(core_algos.agg_loss)}
-    assert issubclass(WORKER.actor_worker_cls, engine_workers.TrainingWorker)
+    assert issubclass(ACTOR_WORKER.actor_worker_cls, engine_workers.TrainingWorker)
     for name in ("is_mp_src_rank_with_outputs", "get_data_parallel_rank", "get_data_parallel_group"):
         assert callable(getattr(BaseEngine, name))
     assert "loss_mode" in PolicyLossConfig.__dataclass_fields__
@@ -118,11 +123,12 @@ def test_verls_functions_and_classes_have_the_names_that_ours_use():
 
 def test_the_workers_name_can_be_rebound_and_merging_an_adapter_is_about_the_rollouts_weights_alone():
     # Under the rebound name either would lead back to the plugin's subclass.
-    text = source(OF_VERL)
+    text = source(TRAINING_WORKER)
     assert "super(TrainingWorker" not in text and "TrainingWorker." not in text.split('"""', 2)[2]
     # So that a worker's numbers are LoRA's with and without it.
-    reads, of_rollout = 'lora.get("merge"', transformer_impl.FSDPEngine.get_per_tensor_param
-    assert source(transformer_impl).count(reads) == source(of_rollout).count(reads) == 1
+    read_of_merge = 'lora.get("merge"'
+    assert source(transformer_impl).count(read_of_merge) == 1
+    assert source(transformer_impl.FSDPEngine.get_per_tensor_param).count(read_of_merge) == 1
 
 
 def test_the_keys_by_which_a_run_s_trainer_is_recognised_are_where_they_were(composed):
@@ -157,17 +163,19 @@ def test_the_older_and_the_experimental_trainers_are_still_there(module, keys):
 
 def test_only_distillation_chooses_another_loss_function_for_the_actor():
     # verl's score centering chooses one by a function of its own, past the registry of policy losses.
-    text = source(WORKER)
+    text = source(ACTOR_WORKER)
     assert "select_actor_loss_fn" not in source(engine_workers)
     assert text.count("self.loss_fn = partial(") == 2 and text.count("self.actor.set_loss_fn(self.loss_fn)") == 1
 
 
 def test_metrics_are_summed_over_micro_batches_and_averaged_over_ranks():
     for kind, expected in ((AggregationType.SUM, 5.0), (AggregationType.MEAN, 2.5)):
-        ranks = [Metric(kind, 1.0), Metric(kind, 3.0)]
-        for rank, second in zip(ranks, (2.0, 4.0), strict=True):
-            rank.append(second)
-        assert Metric.aggregate_dp(ranks) == expected
+        # Each rank has two micro-batches.
+        first_rank = Metric(kind, 1.0)
+        first_rank.append(2.0)
+        second_rank = Metric(kind, 3.0)
+        second_rank.append(4.0)
+        assert Metric.aggregate_dp([first_rank, second_rank]) == expected
 
 
 def test_bypass_mode_names_verls_loss_on_the_driver_alone(composed):
@@ -177,43 +185,49 @@ def test_bypass_mode_names_verls_loss_on_the_driver_alone(composed):
     trainer = inspect.getsource(ray_trainer.RayPPOTrainer)
     assert "config=self.config.actor_rollout_ref," in trainer and "actor_rollout_wg.set_loss_fn" not in trainer
     # What Ray pickles for the workers, before the first step.
-    of_worker = pickle.loads(pickle.dumps(config.actor_rollout_ref))
-    rollout, policy_loss = SimpleNamespace(batch={"rollout_log_probs": 1}), config.actor_rollout_ref.actor.policy_loss
+    config_of_worker = pickle.loads(pickle.dumps(config.actor_rollout_ref))
+    rollout = SimpleNamespace(batch={"rollout_log_probs": 1})
+    policy_loss = config.actor_rollout_ref.actor.policy_loss
     rollout_corr_helper.apply_bypass_mode(rollout, config.algorithm.rollout_correction, policy_loss)
     assert rollout.batch["old_log_probs"] == 1 and policy_loss.loss_mode == "bypass_mode"
-    assert omega_conf_to_dataclass(of_worker.actor).policy_loss.loss_mode == "clipx_grpo"
+    assert omega_conf_to_dataclass(config_of_worker.actor).policy_loss.loss_mode == "clipx_grpo"
 
 
-def unknown_keys(package):
-    """What to say of each key that verl's losses read, by their source, and that the table doesn't know."""
-    return [
-        f"verl's {', '.join(places)} reads {key}: say in verl_clipx/run/keys.py what becomes of it under a "
-        "method of the plugin"
-        for key, places in LOSS_KEYS["keys_of"](package).items()
-        if row_of(key) is None
-    ]
+def advice_on_unknown_keys(package):
+    """What to do about each key that verl's losses read, by their source, and that the table doesn't know."""
+    advice = []
+    for key, places in LOSS_KEYS["keys_of"](package).items():
+        if row_of(key) is None:
+            advice.append(
+                f"verl's {', '.join(places)} reads {key}: say in verl_clipx/run/keys.py what becomes of it under a "
+                "method of the plugin"
+            )
+    return advice
 
 
 def test_the_table_knows_every_key_that_verls_losses_read_and_they_are_written_down_for_the_version():
-    assert unknown_keys(Path(verl.__path__[0])) == []
-    found = list(LOSS_KEYS["keys_of"](Path(verl.__path__[0])))
-    # Of what calls itself 0.10.0.dev nothing is.
-    again = (
+    assert advice_on_unknown_keys(Path(verl.__path__[0])) == []
+    keys = list(LOSS_KEYS["keys_of"](Path(verl.__path__[0])))
+    advice = (
         "once each difference is understood: python scripts/verl_loss_keys.py > "
-        "tests/training/worker/fixtures/verl_loss_keys/"
+        f"tests/training/worker/fixtures/verl_loss_keys/{verl.__version__}.txt"
     )
-    assert found == STORED.get(verl.__version__, found), f"{again}{verl.__version__}.txt"
-    if compared_with_0_9_1() == "the same":
-        assert verl.__version__ in STORED
+    # Of what calls itself 0.10.0.dev nothing is written down.
+    assert keys == STORED_KEYS.get(verl.__version__, keys), advice
+    if compare_with_0_9_1() == "the same":
+        assert verl.__version__ in STORED_KEYS
 
 
-@pytest.mark.parametrize("version", STORED)
+@pytest.mark.parametrize("version", STORED_KEYS)
 def test_the_table_knows_every_key_that_was_written_down(version):
-    assert {f"{LOSS_KEYS['ACTOR']}.clip_ratio_c", "algorithm.rollout_correction.bypass_mode"} <= set(STORED[version])
-    assert [key for key in STORED[version] if row_of(key) is None] == []
+    assert {f"{LOSS_KEYS['ACTOR']}.clip_ratio_c", "algorithm.rollout_correction.bypass_mode"} <= set(
+        STORED_KEYS[version]
+    )
+    assert [key for key in STORED_KEYS[version] if row_of(key) is None] == []
 
 
-NEW = """
+# A loss that reads four keys of which the table knows nothing.
+NEW_LOSS = """
 
 @register_policy_loss("new")
 def compute_policy_loss_new(log_prob, config: Optional[ActorConfig] = None, **others):
@@ -227,10 +241,14 @@ def test_a_new_key_is_named(tmp_path):
     package = Path(verl.__path__[0])
     for module in LOSS_KEYS["MODULES"]:
         (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / module).write_text((package / module).read_text() + NEW * module.endswith("core_algos.py"))
-    said = sorted(unknown_keys(tmp_path))
-    assert all("trainer/ppo/core_algos.py:" in one and "verl_clipx/run/keys.py" in one for one in said)
-    keys = [re.search(r"reads actor_rollout_ref\.actor\.([\w.]+):", one).group(1) for one in said]
+        text = (package / module).read_text()
+        if module.endswith("core_algos.py"):
+            text += NEW_LOSS
+        (tmp_path / module).write_text(text)
+    keys = []
+    for advice in advice_on_unknown_keys(tmp_path):
+        assert "trainer/ppo/core_algos.py:" in advice and "verl_clipx/run/keys.py" in advice
+        keys.append(re.search(r"reads actor_rollout_ref\.actor\.([\w.]+):", advice).group(1))
     assert sorted(keys) == ["new_scale", "new_shift", "policy_loss.new_width", "rollout_correction.new_veto"]
 
 
