@@ -115,8 +115,8 @@ main()
     ],
 )
 def test_a_program_answers_under_the_variable_alone(run_fresh, tmp_path, program, code, answer):
-    done = run_fresh(f"import os\nos.environ['{EXPLAIN}'] = '1'\n{program}", tmp_path)
-    assert done.returncode == code and answer in done.stdout, done
+    result = run_fresh(f"import os\nos.environ['{EXPLAIN}'] = '1'\n{program}", tmp_path)
+    assert result.returncode == code and answer in result.stdout, result
 
 
 PYTHON = sys.executable
@@ -126,8 +126,8 @@ PYTHON = sys.executable
 def test_a_program_that_starts_ray_and_ends_has_shown_no_configuration():
     # As it ends, which no fork of a server does.
     program = [PYTHON, "-c", "import verl, ray\nassert ray.init() is None and not ray.is_initialized()"]
-    done = subprocess.run(program, env={**os.environ, EXPLAIN: "1"}, capture_output=True, text=True)
-    assert done.returncode == 1 and "no configuration seen" in done.stdout, done
+    result = subprocess.run(program, env={**os.environ, EXPLAIN: "1"}, capture_output=True, text=True)
+    assert result.returncode == 1 and "no configuration seen" in result.stdout, result
 
 
 @pytest.mark.parametrize(
