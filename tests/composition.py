@@ -34,13 +34,13 @@ def by_hydra(name: str | None, *overrides: str) -> DictConfig:
 
 
 @functools.cache
-def pickled() -> bytes:
+def pickled_configuration() -> bytes:
     """verl's whole configuration; a copy of it by OmegaConf takes five times as long."""
     return pickle.dumps(by_hydra("ppo_trainer", *MICRO_BATCH))
 
 
 @functools.cache
-def group_s_own(group: str) -> DictConfig:
+def content_of_group(group: str) -> DictConfig:
     """What the files of one group say."""
     content = by_hydra(None, group)
     OmegaConf.set_struct(content, False)
@@ -49,13 +49,13 @@ def group_s_own(group: str) -> DictConfig:
 
 def composition(*overrides: str) -> DictConfig:
     """verl's whole configuration with overrides, of which those that are groups are the plugin's."""
-    groups = [word for word in overrides if re.match(r"\+[\w/]+=", word)]
-    config = pickle.loads(pickled())
+    groups = [override for override in overrides if re.match(r"\+[\w/]+=", override)]
+    config = pickle.loads(pickled_configuration())
     OmegaConf.set_struct(config, False)
-    config.merge_with(*map(group_s_own, groups))
+    config.merge_with(*map(content_of_group, groups))
     OmegaConf.set_struct(config, True)
-    others = OverridesParser.create().parse_overrides([word for word in overrides if word not in groups])
-    if not all("." in other.key_or_group for other in others):
+    others = OverridesParser.create().parse_overrides([override for override in overrides if override not in groups])
+    if not all("." in override.key_or_group for override in others):
         # A group of verl's own.
         return by_hydra("ppo_trainer", *MICRO_BATCH, *overrides)
     ConfigLoaderImpl._apply_overrides_to_config(others, config)

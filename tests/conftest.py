@@ -50,35 +50,35 @@ load_yaml = OmegaConf.load
 
 
 @functools.cache
-def _loaded(text):
+def _pickle_yaml(text):
     return pickle.dumps(load_yaml(io.StringIO(text)))
 
 
 OmegaConf.load = staticmethod(
-    lambda file: pickle.loads(_loaded(file.read())) if isinstance(file, io.TextIOBase) else load_yaml(file)
+    lambda file: pickle.loads(_pickle_yaml(file.read())) if isinstance(file, io.TextIOBase) else load_yaml(file)
 )
 
 # Composing is copying for the most part, and OmegaConf's own copies take five times as long.
 copy_node_by_node = DictConfig.__deepcopy__
 
 
-def _copied(self, memo):
+def _copy_by_pickle(self, memo):
     parent, self.__dict__["_parent"] = self.__dict__["_parent"], None
     try:
-        copied = pickle.loads(pickle.dumps(self, pickle.HIGHEST_PROTOCOL))
+        copy = pickle.loads(pickle.dumps(self, pickle.HIGHEST_PROTOCOL))
     except (pickle.PicklingError, AttributeError, TypeError):
         # It holds what pickle does not know, such as a function of a test's.
         return copy_node_by_node(self, memo)
     finally:
         self.__dict__["_parent"] = parent
     # As OmegaConf's: the copy of a part stays below the same whole.
-    copied.__dict__["_parent"] = parent
-    return copied
+    copy.__dict__["_parent"] = parent
+    return copy
 
 
-DictConfig.__deepcopy__ = _copied
+DictConfig.__deepcopy__ = _copy_by_pickle
 
-# Hydra composes everything once more to see whether it is to make a sweep, which one override says.
+# Hydra composes everything once more to see whether it is to make a sweep; only an override of hydra.mode says so.
 mode_by_composing = Hydra.get_mode
 Hydra.get_mode = lambda self, config_name, overrides: (
     mode_by_composing(self, config_name, overrides) if "hydra.mode" in str(overrides) else None
@@ -111,12 +111,14 @@ def compile_by(monkeypatch):
 
     compiler = torch.compile
 
-    def by(backend) -> None:
-        # The options are Inductor's.
-        other = lambda function, *, options, **others: compiler(function, backend=backend, **others)  # noqa: E731
-        monkeypatch.setattr(torch, "compile", other)
+    def compile_by_backend(backend) -> None:
+        # The options are left out, since they are Inductor's.
+        def compile_function(function, *, options, **others):
+            return compiler(function, backend=backend, **others)
 
-    return by
+        monkeypatch.setattr(torch, "compile", compile_function)
+
+    return compile_by_backend
 
 
 # An interpreter that imports verl takes more than five seconds, of which verl and the plugin are a tenth. Therefore one
@@ -127,16 +129,16 @@ import datasets, fastapi, pandas, ray, scipy, tensordict, transfer_queue, transf
 assert not [name for name in sys.modules if name.partition(".")[0] in ("verl", "verl_clipx")]
 for line in sys.stdin:
     program, folder = json.loads(line)
-    written = [tempfile.TemporaryFile() for _ in range(2)]
+    outputs = [tempfile.TemporaryFile() for _ in range(2)]
     child = os.fork()
     if not child:
-        for number, file in enumerate(written, 1):
+        for number, file in enumerate(outputs, 1):
             os.dup2(file.fileno(), number)
         os.chdir(folder)
         try:
             exec(program, {"__name__": "__main__"})
-        except SystemExit as ended:
-            code = int(ended.code or 0)
+        except SystemExit as error:
+            code = int(error.code or 0)
         except BaseException:
             traceback.print_exc()
             code = 1
@@ -146,7 +148,7 @@ for line in sys.stdin:
         sys.stderr.flush()
         os._exit(code)
     code, texts = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), []
-    for file in written:
+    for file in outputs:
         file.seek(0)
         texts.append(file.read().decode())
     print(json.dumps([code, *texts]), flush=True)
@@ -175,12 +177,12 @@ def pytest_collection_modifyitems(items) -> None:
     """
     tests = Counter(item.path for item in items)
     runs = [item for item in items if "end_to_end" in item.keywords]
-    needing = dict.fromkeys(item.path for item in runs if "task" in item.fixturenames)
-    first = next(iter(needing), None)
+    files_with_policy = dict.fromkeys(item.path for item in runs if "task" in item.fixturenames)
+    first = next(iter(files_with_policy), None)
 
     def place(item):
         if "end_to_end" in item.keywords:
-            return 0, item.path != first, item.path in needing
+            return 0, item.path != first, item.path in files_with_policy
         return 1, -tests[item.path], str(item.path)
 
     items.sort(key=place)

@@ -13,8 +13,8 @@ from unittest import mock
 
 import torch
 
-METHODS = ("item", "tolist", "cpu", "numpy", "nonzero", "masked_select")
-METHODS += ("__bool__", "__int__", "__float__", "__index__")
+NAMED_METHODS = ("item", "tolist", "cpu", "numpy", "nonzero", "masked_select")
+CONVERSIONS = ("__bool__", "__int__", "__float__", "__index__")
 
 
 def caller() -> str:
@@ -48,10 +48,12 @@ class Counter:
 @contextmanager
 def counted_host_syncs() -> Iterator[Counter]:
     """Counts every outermost host sync in the block, of the thread that it is in."""
-    counter, getitem = Counter(), torch.Tensor.__getitem__
-    inside, thread = False, threading.get_ident()
+    counter = Counter()
+    getitem = torch.Tensor.__getitem__
+    thread = threading.get_ident()
+    inside = False
 
-    def wrapped(name, original):
+    def count_calls(name, original):
         def method(self, *args, **kwargs):
             nonlocal inside
             if inside or threading.get_ident() != thread:
@@ -65,13 +67,13 @@ def counted_host_syncs() -> Iterator[Counter]:
 
         return method
 
-    def indexed(self, index):
+    def index_and_count(self, index):
         parts = index if isinstance(index, tuple) else (index,)
         by_mask = any(isinstance(part, torch.Tensor) and part.dtype == torch.bool for part in parts)
         if by_mask and not inside and threading.get_ident() == thread:
             counter.add("boolean index")
         return getitem(self, index)
 
-    counting = {name: wrapped(name, getattr(torch.Tensor, name)) for name in METHODS}
-    with mock.patch.multiple(torch.Tensor, __getitem__=indexed, **counting):
+    counting = {name: count_calls(name, getattr(torch.Tensor, name)) for name in NAMED_METHODS + CONVERSIONS}
+    with mock.patch.multiple(torch.Tensor, __getitem__=index_and_count, **counting):
         yield counter

@@ -21,7 +21,7 @@ ENTRIES = {
     "verl.experimental.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
 }
 SFT = {"verl.trainer.sft_trainer": "sft_trainer_engine"}
-# What the first of them refuses a run without.
+# Overrides without which verl.trainer.main_ppo refuses a run.
 NEEDED = ("algorithm.adv_estimator=grpo", *MICRO_BATCH)
 
 
@@ -32,17 +32,17 @@ def explained(folder: Path, *arguments: str, module: str = MAIN_PPO) -> dict[str
     target, parser = folder / "answer.json", get_args_parser()
     with mock.patch.dict(os.environ, {EXPLAIN: str(target), "HYDRA_FULL_ERROR": "1"}):
         try:
-            named = dict(
+            arguments_of_main = dict(
                 args=parser.parse_args(list(arguments)),
                 args_parser=parser,
                 task_function=answer_and_end,
                 config_path=str(Path(find_spec(module).origin).parent / "config"),
                 config_name={**ENTRIES, **SFT}[module],
             )
-            run_hydra(_run_hydra, None, (), named)
-        except SystemExit as ended:
+            run_hydra(_run_hydra, None, (), arguments_of_main)
+        except SystemExit as error:
             answer = json.loads(target.read_text())
             target.unlink()
-            assert ended.code == 0
+            assert error.code == 0
             return answer
     raise AssertionError("no answer")

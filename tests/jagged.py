@@ -26,22 +26,22 @@ def micro_batch(batch, rows, *, dp_size=1, total=None, sequences=6, entropy=None
             which the old policy sampled.
         dp_size, total, sequences: ranks, tokens and sequences of the whole mini-batch.
     """
-    lengths = [max(int(n), 1) for n in batch["mask"][rows].sum(1)]
-    prompts = [1 + row % 2 for row in rows]
+    response_lengths = [max(int(length), 1) for length in batch["mask"][rows].sum(1)]
+    prompt_lengths = [1 + row % 2 for row in rows]
 
     def response(tensor):
-        return jagged([tensor[row][:n] for row, n in zip(rows, lengths, strict=True)])
+        return jagged([tensor[row][:length] for row, length in zip(rows, response_lengths, strict=True)])
 
-    def whole(tensor):
+    def prompt_and_response(tensor):
         # The model's output for a response token stands one position to its left.
         return [
-            torch.cat([tensor.new_full((prompt - 1,), 9.0), tensor[row][:n], tensor.new_full((1,), 9.0)])
-            for row, n, prompt in zip(rows, lengths, prompts, strict=True)
+            torch.cat([tensor.new_full((prompt - 1,), 9.0), tensor[row][:response], tensor.new_full((1,), 9.0)])
+            for row, response, prompt in zip(rows, response_lengths, prompt_lengths, strict=True)
         ]
 
     fields = {
-        "prompts": jagged([torch.zeros(prompt, dtype=torch.long) for prompt in prompts]),
-        "responses": jagged([torch.zeros(n, dtype=torch.long) for n in lengths]),
+        "prompts": jagged([torch.zeros(length, dtype=torch.long) for length in prompt_lengths]),
+        "responses": jagged([torch.zeros(length, dtype=torch.long) for length in response_lengths]),
         "response_mask": response(batch["mask"]),
         "old_log_probs": response(batch["old_log_prob"]),
         "rollout_log_probs": response(batch.get("sampler_log_prob", batch["old_log_prob"])),
@@ -53,9 +53,9 @@ def micro_batch(batch, rows, *, dp_size=1, total=None, sequences=6, entropy=None
     total = int(batch["mask"].sum()) if total is None else total
     tu.assign_non_tensor(data, dp_size=dp_size, batch_num_tokens=total, global_batch_size=sequences)
     tu.assign_non_tensor_stack(data, "uid", [f"prompt {row // 2}" for row in rows])
-    output = {"log_probs": jagged(whole(batch["log_prob"]))}
+    output = {"log_probs": jagged(prompt_and_response(batch["log_prob"]))}
     if entropy is not None:
-        output["entropy"] = jagged(whole(entropy))
+        output["entropy"] = jagged(prompt_and_response(entropy))
     return data, output
 
 

@@ -9,7 +9,7 @@ def neighbours(method: Method, share: float) -> list[Method]:
     """The method with each of its numbers in turn a little larger and a little smaller, a whole number by 1.
 
     Args:
-        share: by which they are moved, of their size.
+        share: how far each number is moved, relative to its size.
     """
     near = []
     for name, value in method.parameters.items():
@@ -17,9 +17,11 @@ def neighbours(method: Method, share: float) -> list[Method]:
             continue
         for step in (share, -share):
             changed = value + (1 if step > 0 else -1) if isinstance(value, int) else value * (1 + step)
+            if changed == value:
+                continue
             try:
-                near += [dataclasses.replace(method, **{name: changed})] if changed != value else []
+                near.append(dataclasses.replace(method, **{name: changed}))
             except ValueError:
-                # Outside the parameter's range, or at odds with another one.
+                # Outside the parameter's range, or in conflict with another parameter.
                 continue
     return near

@@ -11,14 +11,14 @@ def link_all_but_plugin(folder: Path) -> None:
     for entry in map(Path, sys.path):
         if entry.name == "site-packages" and entry.is_dir():
             for path in entry.iterdir():
-                of_plugin = path.name.startswith(("verl_clipx", "hydra_plugins"))
+                is_plugin = path.name.startswith(("verl_clipx", "hydra_plugins"))
                 link = folder / path.name
-                if not of_plugin and path.suffix != ".pth" and not link.exists():
+                if not is_plugin and path.suffix != ".pth" and not link.exists():
                     link.symlink_to(path)
 
 
-def run_without_plugin(packages: Path, folder: Path, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+def run_without_plugin(packages: Path, folder: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run Python in a folder, with these packages in place of its environment's own."""
     environment = {**os.environ, "PYTHONPATH": str(packages)}
     command = [sys.executable, "-S", *words]
-    return subprocess.run(command, input=given, capture_output=True, text=True, cwd=folder, env=environment)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=folder, env=environment)

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
-from tests.composition import by_hydra, group_s_own
+from tests.composition import by_hydra, content_of_group
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run.keys import READ
 from verl_clipx.run.resolve import Resolved
@@ -33,10 +33,16 @@ def hydra_s(*overrides: str) -> DictConfig:
 @functools.cache
 def verl_s_own() -> bytes:
     """verl's configuration without the plugin: what the policy loss is built from, since merging takes a while."""
-    whole, parts = hydra_s(), OmegaConf.create()
+    whole = hydra_s()
+    parts = OmegaConf.create()
     for key in (
-        *(f"{ACTOR}.policy_loss", "algorithm.rollout_correction", "trainer.v1"),
-        *("trainer.device", "trainer.project_name", "trainer.experiment_name", "ray_kwargs.ray_init.address"),
+        f"{ACTOR}.policy_loss",
+        "algorithm.rollout_correction",
+        "trainer.v1",
+        "trainer.device",
+        "trainer.project_name",
+        "trainer.experiment_name",
+        "ray_kwargs.ray_init.address",
         *(key for key in READ if OmegaConf.select(whole, key) is not None),
     ):
         OmegaConf.update(parts, key, OmegaConf.select(whole, key), force_add=True)
@@ -46,7 +52,7 @@ def verl_s_own() -> bytes:
 def merged(groups: Sequence[str], values: Mapping[str, Any] = MappingProxyType({})) -> DictConfig:
     """verl's configuration with groups in their order and then values."""
     config = pickle.loads(verl_s_own())
-    config.merge_with(*map(group_s_own, groups))
+    config.merge_with(*map(content_of_group, groups))
     for key, value in values.items():
         OmegaConf.update(config, key, value)
     return config
@@ -67,9 +73,9 @@ def actor_of(config: DictConfig) -> ActorConfig:
     """As `built`, from a configuration of `merged`: with verl's defaults in all but the policy loss."""
     actor = copy.copy(plain_actor())
     policy_loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
-    # verl writes the mini-batch's size into the second.
-    for name, value in (("policy_loss", policy_loss), ("global_batch_info", {})):
-        object.__setattr__(actor, name, value)
+    object.__setattr__(actor, "policy_loss", policy_loss)
+    # verl writes the mini-batch's size into it.
+    object.__setattr__(actor, "global_batch_info", {})
     return actor
 
 
@@ -84,8 +90,8 @@ def decided(*overrides: str) -> tuple[DictConfig, Resolved | None]:
     groups = [override for override in overrides if override.startswith("+clipx")]
     values = parsed(*(override for override in overrides if override not in groups))
     config = merged(groups, values)
-    named = [group.partition("=")[2] for group in groups if group.startswith("+clipx=")]
-    return config, resolve_into_config(config, named=values, group=next(iter(named), None))
+    names = [group.partition("=")[2] for group in groups if group.startswith("+clipx=")]
+    return config, resolve_into_config(config, named=values, group=next(iter(names), None))
 
 
 def refusals_in(error: BaseException | None) -> tuple[Refusal, ...]:

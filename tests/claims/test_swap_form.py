@@ -19,7 +19,7 @@ SWAP = re.compile(r"""\+clipx=(?:"\$METHOD"|\$METHOD|\w+|…)(?: \\?\n?\s*[+\w./
 GUARD = re.compile(r"(?:^| )clipx\.\w+(?:\.\w+)*=")
 # Readings of a log, in which nothing trains.
 READS_ONLY = re.compile(r"clipx replay |clipx check-loss ")
-WRITTEN = ("*.sh", "*.yaml", "*.jinja", "Dockerfile*")
+PATTERNS_OF_FILES = ("*.sh", "*.yaml", "*.jinja", "Dockerfile*")
 
 
 def lines_of(text: str) -> list[str]:
@@ -34,11 +34,11 @@ def swaps_of_page(page: str) -> list[str]:
         if block.language == "bash":
             commands += lines_of(block.text)
     commands += [span for span in inline_code_of(page) if " " in span]
-    found = []
+    swaps = []
     for command in commands:
         if "+clipx=" in command and not READS_ONLY.search(command):
-            found.append(words_of_swap(command))
-    return found
+            swaps.append(words_of_swap(command))
+    return swaps
 
 
 def words_of_swap(command: str) -> str:
@@ -77,30 +77,41 @@ def test_a_swap_without_one_is_found(command):
 
 def test_every_swap_of_a_script_or_a_configuration_has_one():
     folders = ("recipes", "scripts", "configs", "docker", "docs/dev/upstream/recipe")
-    files = [file for folder in folders for pattern in WRITTEN for file in (ROOT / folder).rglob(pattern)]
-    found, several = [], 0
+    files = [file for folder in folders for pattern in PATTERNS_OF_FILES for file in (ROOT / folder).rglob(pattern)]
+    wrong = []
+    count = 0
     for file in files:
         for line in lines_of(file.read_text()):
             # A name of a group alone, as in a sentence, is no command.
             swaps = [match[0] for match in SWAP.finditer(line) if " " in match[0] or "main_ppo" in line]
-            several += len(swaps)
+            count += len(swaps)
             if not READS_ONLY.search(line):
-                found += [f"{file.relative_to(ROOT)}: {swap}" for swap in unguarded(swaps)]
-    assert several > 10 and found == []
+                wrong += [f"{file.relative_to(ROOT)}: {swap}" for swap in unguarded(swaps)]
+    assert count > 10 and wrong == []
 
 
 # Messages in which a choice is named, and not offered to be typed into a command of verl's.
 NAMES_CHOICE = (
-    # the word that is wrong, or what to type in its place
-    *("Did you mean", "nothing reads it", "Leave out", "sets by itself", "does not see", "is for verl's own losses"),
-    # what a loss, a log or an environment is
-    *("takes the gradient weight", "the log has no", ", observed (", "compose"),
-    # readings of a log, in which nothing trains
-    *("clipx replay", "by default the run's own"),
+    # The word that is wrong, or what to type in its place.
+    "Did you mean",
+    "nothing reads it",
+    "Leave out",
+    "sets by itself",
+    "does not see",
+    "is for verl's own losses",
+    # What a loss, a log or an environment is.
+    "takes the gradient weight",
+    "the log has no",
+    ", observed (",
+    "compose",
+    # Readings of a log, in which nothing trains.
+    "clipx replay",
+    "by default the run's own",
 )
 # The whole text of these is one choice: a part of the line, and what swap_by puts its guard behind.
 CHOICE_ALONE = {" (+clipx=…)", "+clipx=…", "+clipx=observe"}
-WORDS = {"NODE": "clipx", "OBSERVE": "observe", "SWAP_GUARD": SWAP_GUARD}
+# The values of constants that texts are made of.
+CONSTANTS = {"NODE": "clipx", "OBSERVE": "observe", "SWAP_GUARD": SWAP_GUARD}
 
 
 def texts_of(file: Path) -> list[str]:
@@ -120,14 +131,18 @@ def text_of(node: ast.AST) -> str:
     if isinstance(node, ast.JoinedStr):
         return "".join(map(text_of, node.values))
     if isinstance(node, ast.FormattedValue):
-        return WORDS.get(ast.unparse(node.value), "…")
+        return CONSTANTS.get(ast.unparse(node.value), "…")
     return node.value if isinstance(node.value, str) else ""
 
 
 def bare_swaps(texts: list[str]) -> list[str]:
     """The texts with a choice that has no override without a plus, but for those that only name it."""
-    with_choice = [text for text in texts if any(map(unguarded, ([swap] for swap in SWAP.findall(text))))]
-    return [text for text in with_choice if text not in CHOICE_ALONE and not any(map(text.count, NAMES_CHOICE))]
+    bare = []
+    for text in texts:
+        only_names_it = text in CHOICE_ALONE or any(part in text for part in NAMES_CHOICE)
+        if unguarded(SWAP.findall(text)) and not only_names_it:
+            bare.append(text)
+    return bare
 
 
 def test_every_swap_of_a_message_has_one():
@@ -142,7 +157,7 @@ def test_a_message_with_a_bare_swap_is_found(tmp_path):
 
 
 # verl's main as a command line starts it, with the overrides of each line of standard input.
-COMPOSES = """
+COMPOSE = """
 import json, sys
 from pathlib import Path
 import importlib.util
@@ -163,18 +178,18 @@ for words in json.load(sys.stdin):
 def test_a_verl_without_the_plugin_composes_no_swap_of_a_page_and_none_of_a_refusal(folder_without_plugin, tmp_path):
     groups = [group for group in group_names() if group not in ("base", "custom")]
     swaps = [*map(str.split, all_swaps()), *(swap_by(group).split() for group in groups)]
-    alone = [["+clipx=acpo"], ["+clipx=grpo", "+clipx/mask=icepop"]]
-    done = run_without_plugin(folder_without_plugin, tmp_path, "-c", COMPOSES, given=json.dumps([*alone, *swaps]))
-    said = done.stdout.splitlines()
-    assert said[:2] == ["composed", "composed"], done.stderr
-    assert len(said) == 2 + len(swaps)
-    for swap, line in zip(swaps, said[2:], strict=True):
+    unguarded_swaps = [["+clipx=acpo"], ["+clipx=grpo", "+clipx/mask=icepop"]]
+    overrides_of_runs = json.dumps([*unguarded_swaps, *swaps])
+    result = run_without_plugin(folder_without_plugin, tmp_path, "-c", COMPOSE, stdin=overrides_of_runs)
+    lines = result.stdout.splitlines()
+    assert lines[:2] == ["composed", "composed"], result.stderr
+    for swap, line in zip(swaps, lines[2:], strict=True):
         assert line.startswith("Could not override 'clipx."), (swap, line)
 
 
 @pytest.mark.slow
 def test_verls_main_without_the_plugin_stops_before_ray(folder_without_plugin, tmp_path):
     main = ("-m", "verl.trainer.main_ppo")
-    done = run_without_plugin(folder_without_plugin, tmp_path, *main, "+clipx=acpo", "clipx.scope=mini_batch")
-    assert done.returncode == 1 and "Could not override 'clipx.scope'" in done.stderr, done.stderr
-    assert "Ray" not in done.stdout + done.stderr
+    result = run_without_plugin(folder_without_plugin, tmp_path, *main, "+clipx=acpo", "clipx.scope=mini_batch")
+    assert result.returncode == 1 and "Could not override 'clipx.scope'" in result.stderr, result.stderr
+    assert "Ray" not in result.stdout + result.stderr

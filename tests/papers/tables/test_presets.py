@@ -16,7 +16,7 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.workers.config import RolloutConfig
 
 from tests.claims.first_call import first_call
-from tests.composition import composition, group_s_own
+from tests.composition import composition, content_of_group
 from tests.papers.tables.compositions import PAPERS, compose_on_machine
 from verl_clipx.analysis.runs.sameness import significant_values
 from verl_clipx.papers.tables.against_preset import differences
@@ -93,7 +93,7 @@ def test_every_key_is_one_that_verl_has():
 
 @pytest.mark.parametrize("name", mark_one_of_each_kind(ALL_PRESETS))
 def test_origins_are_those_of_the_values_that_hydra_takes(name):
-    preset_alone = OmegaConf.to_container(group_s_own(f"+recipe={name}"))
+    preset_alone = OmegaConf.to_container(content_of_group(f"+recipe={name}"))
     hydras_values = dict(list_leaves(preset_alone))
     origins = read_origins(name)
     assert {key: origins[key].value for key in hydras_values} == hydras_values
