@@ -21,45 +21,46 @@ from tests.analysis.runs.commands import clipx
 from tests.analysis.runs.example_runs import write_log, write_run
 from tests.papers.evaluation.tiny import save_questions, write_evaluation
 
-RUN = "run/metrics.jsonl"
-
-
+LOG = "run/metrics.jsonl"
 EVALUATE = "papers eval run {}/saved --benchmark {}/data/test.parquet --out {}/out --max-tokens 1 +hardware=cpu"
-CUT_OFF, NESTED, BYTES = b"PAR1" * 10, b"[" * 100_000, b"\xff\x00{"
-# What a command reads: the command, the file, and a content that it cannot have. `{}` is the folder of all files.
-DOORS = {
-    "log": ("report {}/run --out {}/page", RUN, NESTED),
-    "record": ("report {}/run --out {}/page", "run/metrics.run.json", NESTED),
-    "configuration": ("report {}/run --out {}/page", "run/.hydra/config.yaml", BYTES),
-    "validation": ("report {}/run --out {}/page", "run/validation/3.jsonl", BYTES),
-    "trace": ("report {}/run --out {}/page", "run/traces/step_00000001_update_0000_rank_00000.parquet", CUT_OFF),
-    "results": ("papers table render dgpo_table4 --results {}/found.json", "found.json", NESTED),
-    "evaluation": ("papers eval score {}/evaluation", "evaluation/config.json", NESTED),
-    "completions": ("papers eval score {}/evaluation", "evaluation/last/b/completions/seed-0/000000/1.jsonl", BYTES),
-    "scores": ("papers eval compare {}/evaluation {}/evaluation", "evaluation/results.json", NESTED),
-    "last checkpoint": (EVALUATE, "saved/latest_checkpointed_iteration.txt", BYTES),
-    "JSON": ("papers data build dsr_uniform --out {}/built --from {}/source.json", "source.json", NESTED),
+CUT_OFF_TABLE = b"PAR1" * 10
+NESTED_LISTS = b"[" * 100_000
+NO_TEXT = b"\xff\x00{"
+# Each kind of file that a command reads: the command, the file, and a content that it cannot have. `{}` is the folder
+# of all files.
+FILES_READ = {
+    "log": ("report {}/run --out {}/page", LOG, NESTED_LISTS),
+    "record": ("report {}/run --out {}/page", "run/metrics.run.json", NESTED_LISTS),
+    "configuration": ("report {}/run --out {}/page", "run/.hydra/config.yaml", NO_TEXT),
+    "validation": ("report {}/run --out {}/page", "run/validation/3.jsonl", NO_TEXT),
+    "trace": ("report {}/run --out {}/page", "run/traces/step_00000001_update_0000_rank_00000.parquet", CUT_OFF_TABLE),
+    "results": ("papers table render dgpo_table4 --results {}/found.json", "found.json", NESTED_LISTS),
+    "evaluation": ("papers eval score {}/evaluation", "evaluation/config.json", NESTED_LISTS),
+    "completions": ("papers eval score {}/evaluation", "evaluation/last/b/completions/seed-0/000000/1.jsonl", NO_TEXT),
+    "scores": ("papers eval compare {}/evaluation {}/evaluation", "evaluation/results.json", NESTED_LISTS),
+    "last checkpoint": (EVALUATE, "saved/latest_checkpointed_iteration.txt", NO_TEXT),
+    "JSON": ("papers data build dsr_uniform --out {}/built --from {}/source.json", "source.json", NESTED_LISTS),
 }
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def sound_files(tmp_path_factory):
     """Every file that a command reads beside the wrong one."""
     folder = tmp_path_factory.mktemp("whole")
-    write_log(folder / RUN, [{"actor/x": 1.0}])
+    write_log(folder / LOG, [{"actor/x": 1.0}])
     write_evaluation(folder / "evaluation", np.ones((2, 1), dtype=bool), save_questions(folder / "data", 2))
     (folder / "saved" / "global_step_1" / "actor").mkdir(parents=True)
     return folder
 
 
 @pytest.fixture
-def folder(whole, tmp_path, monkeypatch):
+def folder(sound_files, tmp_path, monkeypatch):
     # Drawing takes seconds and reads no file.
     monkeypatch.setattr("verl_clipx.analysis.report.page.draw_plates", lambda analysis: [])
     copy = tmp_path / "all"
-    shutil.copytree(whole, copy)
+    shutil.copytree(sound_files, copy)
     config = copy / "evaluation" / "config.json"
-    config.write_text(config.read_text().replace(str(whole), str(copy)))
+    config.write_text(config.read_text().replace(str(sound_files), str(copy)))
     return copy
 
 
@@ -73,17 +74,17 @@ def test_an_error_of_the_system_names_the_file(tmp_path, name):
 def test_5000_digits_are_no_step(folder):
     path = folder / "saved" / "latest_checkpointed_iteration.txt"
     path.write_text("9" * 5000)
-    refuses(folder, EVALUATE, path)
+    check_refusal(folder, EVALUATE, path)
     for name, content in (("a.log", "step:{} - actor/x:1\n"), ("a.jsonl", '{{"step": {}, "data": {{}}}}\n')):
         (folder / name).write_text(content.format("9" * 5000))
         assert name in clipx("diagnose", folder / name, code=1)
 
 
-def test_a_record_that_cannot_be_created_again_is_not_to_be(folder):
+def test_a_record_that_cannot_be_created_again_is_to_be_removed(folder):
     path = folder / "run/metrics.run.json"
     path.write_text('{"versions": 1}')
-    said = clipx("report", path.parent, "--out", folder / "page", code=1)
-    assert path.name in said and "remove it to read the log without it" in said and "again" not in said
+    output = clipx("report", path.parent, "--out", folder / "page", code=1)
+    assert path.name in output and "remove it to read the log without it" in output and "again" not in output
 
 
 def test_numbers_near_the_end_of_float64_are_left_out_by_name(tmp_path):
@@ -91,9 +92,9 @@ def test_numbers_near_the_end_of_float64_are_left_out_by_name(tmp_path):
         tmp_path / "a.jsonl", [{"actor/entropy": (-1) ** step * 1e308, "critic/score/mean": 0.5} for step in range(9)]
     )
     for words in (("diagnose",), ("report", "--out", tmp_path / "out")):
-        said = clipx(words[0], tmp_path / "a.jsonl", *words[1:])
-        assert "a.jsonl: left out, since nothing can be computed with such numbers: actor/entropy" in said
-        assert "overflow" not in said
+        output = clipx(words[0], tmp_path / "a.jsonl", *words[1:])
+        assert "a.jsonl: left out, since nothing can be computed with such numbers: actor/entropy" in output
+        assert "overflow" not in output
 
 
 def test_a_name_that_is_no_utf_8_is_read_and_shown(tmp_path):
@@ -112,26 +113,26 @@ def test_an_empty_word_is_not_the_current_folder(tmp_path, monkeypatch, words):
     assert list(tmp_path.iterdir()) == []
 
 
-def refuses(folder: Path, command: str, path: Path) -> None:
+def check_refusal(folder: Path, command: str, path: Path) -> None:
     """Runs a command, which must end with a message that names the file."""
     assert path.name in clipx(*command.replace("{}", str(folder)).split(), code=1)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_what_no_command_reads_is_refused_and_named(door, folder):
-    command, name, content = DOORS[door]
+@pytest.mark.parametrize("kind", FILES_READ)
+def test_what_no_command_reads_is_refused_and_named(kind, folder):
+    command, name, content = FILES_READ[kind]
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-    refuses(folder, command, path)
-    if door in ("log", "trace", "evaluation", "last checkpoint", "JSON"):
+    check_refusal(folder, command, path)
+    if kind in ("log", "trace", "evaluation", "last checkpoint", "JSON"):
         # A folder or a pipe in the file's place.
         path.unlink()
         path.mkdir()
-        refuses(folder, command, path)
+        check_refusal(folder, command, path)
         path.rmdir()
         os.mkfifo(path)
-        refuses(folder, command, path)
+        check_refusal(folder, command, path)
 
 
 @pytest.fixture
@@ -163,11 +164,11 @@ def change_column(run: Path, name: str, change) -> Path:
 )
 def test_a_wrong_column_of_a_trace_is_one_error_with_file_and_column(run, tmp_path, name, change):
     path = change_column(run, name, change)
-    said = clipx("report", run, "--out", tmp_path / "page", code=1)
-    assert path.name in said and name in said
+    output = clipx("report", run, "--out", tmp_path / "page", code=1)
+    assert path.name in output and name in output
 
 
-def with_prompts(path: Path, prompts: list) -> Path:
+def replace_prompts(path: Path, prompts: list) -> Path:
     """A benchmark of one row with another prompt."""
     table = pyarrow.parquet.read_table(path).slice(0, 1)
     kind = None if isinstance(prompts[0], str) else table.schema.field("prompt").type
@@ -183,16 +184,16 @@ def with_prompts(path: Path, prompts: list) -> Path:
 )
 def test_prompts_that_are_no_chat_messages_are_named(folder, prompts):
     (folder / "saved/latest_checkpointed_iteration.txt").write_text("1")
-    path = with_prompts(folder / "data/test.parquet", prompts)
+    path = replace_prompts(folder / "data/test.parquet", prompts)
     assert "row 0: prompt" in clipx("papers", "data", "show", path)
-    said = clipx(*EVALUATE.replace("{}", str(folder)).split(), code=1)
-    assert path.name in said and "prompt" in said
+    output = clipx(*EVALUATE.replace("{}", str(folder)).split(), code=1)
+    assert path.name in output and "prompt" in output
 
 
 def test_a_number_of_samples_that_no_machine_holds_is_refused(folder):
     (folder / "saved/latest_checkpointed_iteration.txt").write_text("1")
-    said = clipx(*EVALUATE.replace("{}", str(folder)).split(), "--samples", 100_000_000_000, code=2)
-    assert "--samples" in said and "16384" in said
+    output = clipx(*EVALUATE.replace("{}", str(folder)).split(), "--samples", 100_000_000_000, code=2)
+    assert "--samples" in output and "16384" in output
 
 
 @pytest.mark.slow
@@ -210,9 +211,9 @@ def test_a_number_of_samples_that_no_machine_holds_is_refused(folder):
 def test_a_standard_output_that_takes_nothing_is_an_error_without_a_traceback(output, words):
     command = ["bash", "-o", "pipefail", "-c", output, "bash", sys.executable, "-m", "verl_clipx.cli", *words.split()]
     # So wide that lists are tables.
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "400"})
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "| true" in output or "its output could not be written" in done.stderr
+    result = subprocess.run(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "400"})
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert "| true" in output or "its output could not be written" in result.stderr
 
 
 def test_a_folder_of_traces_that_cannot_be_read_is_an_error(run, tmp_path):
@@ -225,8 +226,8 @@ def test_a_folder_of_traces_that_cannot_be_read_is_an_error(run, tmp_path):
 def test_a_log_cut_in_its_last_line_is_read_with_a_warning(run, tmp_path):
     with (run / "metrics.jsonl").open("a") as log:
         log.write('{"step": 3, "data": {"half wri')
-    said = clipx("report", run, "--out", tmp_path / "page")
-    assert "metrics.jsonl, line 3: cut off or damaged" in said
+    output = clipx("report", run, "--out", tmp_path / "page")
+    assert "metrics.jsonl, line 3: cut off or damaged" in output
     rows = list(csv.DictReader((tmp_path / "page" / "metrics.csv").open()))
     assert {row["step"] for row in rows} == {"1", "2"}
 
@@ -249,8 +250,8 @@ def test_damaged_fingerprints_are_one_error_with_their_file(run, command, damage
     log = run / "metrics.jsonl"
     lines = [json.loads(line) | {"batch": SOUND_BATCH | damage} for line in log.read_text().splitlines()]
     log.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    said = clipx(*command.replace("{}", str(run)).split(), code=1)
-    assert "metrics.jsonl" in said and next(iter(damage)) in said
+    output = clipx(*command.replace("{}", str(run)).split(), code=1)
+    assert "metrics.jsonl" in output and next(iter(damage)) in output
 
 
 @pytest.mark.parametrize("command", READERS)
@@ -259,32 +260,33 @@ def test_fingerprints_that_are_no_object_are_one_error_with_their_file(run, comm
     log = run / "metrics.jsonl"
     lines = [json.loads(line) | {"batch": whole_batch} for line in log.read_text().splitlines()]
     log.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    said = clipx(*command.replace("{}", str(run)).split(), code=1)
-    assert "metrics.jsonl" in said and f"`batch` is {whole_batch!r} and no object" in said
+    output = clipx(*command.replace("{}", str(run)).split(), code=1)
+    assert "metrics.jsonl" in output and f"`batch` is {whole_batch!r} and no object" in output
 
 
-KEPT = Path("docs/results/runs/reversal")
-NAME_OF_KEPT = "grpo_4-seed1.jsonl.gz"
-# What a kept run is, of its first line and the others: the bytes of its file, and what the table says of it.
-KEPT_DAMAGED = {
-    "no hash": (lambda head, rest: packed({"commit": "a", "seed": 1}, rest), "it has no config_hash"),
-    "a list for a hash": (lambda head, rest: packed(head | {"config_hash": [1]}, rest), "config_hash is [1]"),
-    "null for a hash": (lambda head, rest: packed(head | {"config_hash": None}, rest), "config_hash is None"),
-    "no seed": (lambda head, rest: packed({"commit": "a", "config_hash": "b"}, rest), "it has no seed"),
-    "a text for a seed": (lambda head, rest: packed(head | {"seed": "one"}, rest), "seed is one"),
-    "a list for the first line": (lambda head, rest: packed([], rest), "a gzip file, but not a kept run"),
-    "no steps": (lambda head, rest: packed(head, b""), "the run has not logged its first step yet"),
-    "cut off": (lambda head, rest: packed(head, rest)[:200], "cannot be unpacked"),
+KEPT_RUNS = Path("docs/results/runs/reversal")
+KEPT_LOG = "grpo_4-seed1.jsonl.gz"
+# Each damage to a kept run: a function from the log's first line, `head`, and the other lines, `rest`, to the bytes of
+# the damaged file; and what the table says of it.
+DAMAGED_LOGS = {
+    "no hash": (lambda head, rest: pack_run({"commit": "a", "seed": 1}, rest), "it has no config_hash"),
+    "a list for a hash": (lambda head, rest: pack_run(head | {"config_hash": [1]}, rest), "config_hash is [1]"),
+    "null for a hash": (lambda head, rest: pack_run(head | {"config_hash": None}, rest), "config_hash is None"),
+    "no seed": (lambda head, rest: pack_run({"commit": "a", "config_hash": "b"}, rest), "it has no seed"),
+    "a text for a seed": (lambda head, rest: pack_run(head | {"seed": "one"}, rest), "seed is one"),
+    "a list for the first line": (lambda head, rest: pack_run([], rest), "a gzip file, but not a kept run"),
+    "no steps": (lambda head, rest: pack_run(head, b""), "the run has not logged its first step yet"),
+    "cut off": (lambda head, rest: pack_run(head, rest)[:200], "cannot be unpacked"),
     "empty": (lambda head, rest: b"", "config_hash"),
-    "bytes": (lambda head, rest: BYTES, NAME_OF_KEPT),
+    "bytes": (lambda head, rest: NO_TEXT, KEPT_LOG),
 }
 
 
-def packed(head, rest):
+def pack_run(head, rest):
     return gzip.compress(json.dumps(head).encode() + b"\n" + rest)
 
 
-def collect_kept(folder, code):
+def refusals_of_table(folder, code):
     """What the table of reversal refuses of the kept runs in a folder, by run."""
     words = ("papers", "table", "collect", "reversal", "--runs", folder, "--out", folder / "found.json")
     clipx(*words, code=code)
@@ -292,15 +294,15 @@ def collect_kept(folder, code):
     return {Path(run["folder"]).name: " ".join(run["reasons"]) for run in refused}
 
 
-@pytest.mark.parametrize("name", KEPT_DAMAGED)
+@pytest.mark.parametrize("name", DAMAGED_LOGS)
 def test_a_damaged_kept_run_is_refused_by_the_table_with_its_file(tmp_path, name):
-    damage, said = KEPT_DAMAGED[name]
-    head, _, rest = gzip.decompress((KEPT / NAME_OF_KEPT).read_bytes()).partition(b"\n")
+    damage, expected_reason = DAMAGED_LOGS[name]
+    head, _, rest = gzip.decompress((KEPT_RUNS / KEPT_LOG).read_bytes()).partition(b"\n")
     (tmp_path / "reversal").mkdir()
-    shutil.copy(KEPT / "configurations.json.gz", tmp_path / "reversal")
-    (tmp_path / "reversal" / NAME_OF_KEPT).write_bytes(damage(json.loads(head), rest))
-    reasons = collect_kept(tmp_path, code=1)[NAME_OF_KEPT]
-    assert NAME_OF_KEPT in reasons and said in reasons
+    shutil.copy(KEPT_RUNS / "configurations.json.gz", tmp_path / "reversal")
+    (tmp_path / "reversal" / KEPT_LOG).write_bytes(damage(json.loads(head), rest))
+    reasons = refusals_of_table(tmp_path, code=1)[KEPT_LOG]
+    assert KEPT_LOG in reasons and expected_reason in reasons
 
 
 @pytest.mark.parametrize(
@@ -311,9 +313,9 @@ def test_a_damaged_kept_run_is_refused_by_the_table_with_its_file(tmp_path, name
 )
 def test_damaged_configurations_of_kept_runs_are_named(tmp_path, content):
     (tmp_path / "reversal").mkdir()
-    shutil.copy(KEPT / NAME_OF_KEPT, tmp_path / "reversal")
+    shutil.copy(KEPT_RUNS / KEPT_LOG, tmp_path / "reversal")
     (tmp_path / "reversal/configurations.json.gz").write_bytes(content)
-    assert "configurations.json.gz" in collect_kept(tmp_path, code=1)[NAME_OF_KEPT]
+    assert "configurations.json.gz" in refusals_of_table(tmp_path, code=1)[KEPT_LOG]
 
 
 @pytest.mark.parametrize("command", READERS)
@@ -334,8 +336,8 @@ def test_a_record_that_is_no_object_is_one_error_with_its_file(run, command, con
 
 
 def test_escape_sequences_from_data_and_names_do_not_reach_the_terminal(run, tmp_path):
-    named = run.rename(tmp_path / "before\x1b[2J\x1b]0;title\x07\x9b31mafter")
-    said = clipx("report", named, "--out", tmp_path / "page")
+    renamed = run.rename(tmp_path / "before\x1b[2J\x1b]0;title\x07\x9b31mafter")
+    output = clipx("report", renamed, "--out", tmp_path / "page")
     prompt = [[{"role": "user", "content": "before \x1b[2J\x1b]0;title\x07\x9b31m after"}]]
-    shown = clipx("papers", "data", "show", with_prompts(save_questions(tmp_path / "data", 1), prompt))
-    assert "before" in shown and "after" in shown and not set("\x1b\x07\x9b") & {*said, *shown}
+    shown = clipx("papers", "data", "show", replace_prompts(save_questions(tmp_path / "data", 1), prompt))
+    assert "before" in shown and "after" in shown and not set("\x1b\x07\x9b") & {*output, *shown}
