@@ -29,19 +29,19 @@ from verl_clipx.common.extras import FOR_CPU
 
 def clipx(*words: object):
     """Runs a command, which may end with an exit code but not with a traceback."""
-    done = CliRunner(env={"COLUMNS": "400"}).invoke(app, [str(word) for word in words])
-    assert done.exception is None or isinstance(done.exception, SystemExit), repr(done.exception)
-    return done
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, [str(word) for word in words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    return result
 
 
 def as_json(*words: object, code: int = 0) -> dict:
-    """What standard output by itself holds."""
-    done = clipx(*words, "--json")
-    assert done.exit_code == code, done.output
-    result = json.loads(done.stdout)
-    assert list(result)[:2] == ["command", "version"] and result["version"] == version("verl-clipx")
-    assert f"{result['command']} " in f"{' '.join(map(str, words))} "
-    return result
+    """The object that a command prints on standard output, where nothing else may be."""
+    result = clipx(*words, "--json")
+    assert result.exit_code == code, result.output
+    printed = json.loads(result.stdout)
+    assert list(printed)[:2] == ["command", "version"] and printed["version"] == version("verl-clipx")
+    assert f"{printed['command']} " in f"{' '.join(map(str, words))} "
+    return printed
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,8 @@ def run(tmp_path_factory):
 
 
 def test_what_a_user_asks_first_imports_nothing_heavy():
-    done = clipx("--version")
-    assert (done.exit_code, done.stdout) == (0, f"clipx {version('verl-clipx')}\n")
+    result = clipx("--version")
+    assert (result.exit_code, result.stdout) == (0, f"clipx {version('verl-clipx')}\n")
     program = """
 import sys
 from typer.testing import CliRunner
@@ -61,8 +61,8 @@ heavy = {"torch", "pandas", "hydra", "verl", "rich.markdown"}
 for words in (["--version"], ["--help"], ["methods", "--help"]):
     print(CliRunner().invoke(app, words).exit_code, sorted(heavy & {*sys.modules}))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "0 []\n" * 3
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "0 []\n" * 3
 
 
 def headings_of(help_text: str) -> dict[str, list[str]]:
@@ -127,20 +127,22 @@ def test_a_package_without_the_folder_papers_has_all_other_commands(tmp_path):
         heading: names for heading, names in with_papers.items() if names != ["papers"]
     }
     assert "parameters of acpo" in run_there("methods", "acpo").stdout
-    refused = run_there("papers", "table", "list")
-    assert refused.returncode == 2 and "No such command 'papers'" in refused.stderr
+    result = run_there("papers", "table", "list")
+    assert result.returncode == 2 and "No such command 'papers'" in result.stderr
 
 
 def test_a_methods_parameters_its_own_first():
     (method,) = as_json("methods", "acpo")["methods"]
     parameters = {part["name"]: part for part in method["parameters"]}
-    names, cap = list(parameters), parameters["epsilon_max"]
+    names = list(parameters)
+    cap = parameters["epsilon_max"]
     assert names[:2] == ["alpha", "epsilon_base"]
     assert names.index("min_tokens") < names.index("dual_clip") < names.index("log_ratio_clamp") < names.index("scope")
     assert (cap["in_groups"], cap["default"]) == ({"acpo": None, "acpo_reference": 3.0}, None)
     assert cap["allowed"].startswith("a number") and not cap["of_every_method"]
-    shown = clipx("methods", "acpo").output
-    assert shown.index("alpha") < shown.index("log_ratio_clamp") < shown.index("of every method") < shown.index("scope")
+    output = clipx("methods", "acpo").output
+    places = [output.index(name) for name in ("alpha", "log_ratio_clamp", "of every method", "scope")]
+    assert places == sorted(places)
 
 
 def test_a_loss_of_the_users_own_is_described(tmp_path, monkeypatch):
@@ -151,19 +153,19 @@ def test_a_loss_of_the_users_own_is_described(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     (method,) = as_json("methods", "my_losses:fading")["methods"]
-    described = (method["name"], method["summary"], method["parameters"][0]["name"])
-    assert described == ("fading", "Fades with a power.", "power")
+    assert (method["name"], method["summary"]) == ("fading", "Fades with a power.")
+    assert method["parameters"][0]["name"] == "power"
     assert "+clipx=custom clipx.function=my_losses:fading" in clipx("methods", "my_losses:fading").output
     assert "my_losses" in as_json("methods", "my_losses:absent", code=1)["error"]
 
 
-def test_doctor_as_json(monkeypatch):
+def test_doctor_prints_each_finding_with_its_group_as_json(monkeypatch):
     from verl_clipx.training.doctor import Finding
 
     findings = [Finding("ok", "Python", "3.11"), Finding("error", "verl", "not installed", "install it")]
     monkeypatch.setattr("verl_clipx.training.doctor.examine_environment", lambda ray: [("versions", findings)])
-    (_, wrong) = as_json("doctor", "--no-ray", code=1)["findings"]
-    assert wrong == {"group": "versions", **vars(findings[1])}
+    _, error = as_json("doctor", "--no-ray", code=1)["findings"]
+    assert error == {"group": "versions", **vars(findings[1])}
 
 
 @pytest.mark.parametrize(
@@ -204,12 +206,12 @@ def test_numbers_that_json_does_not_have_are_null(run):
     ],
 )
 def test_a_mistyped_name_is_answered_with_the_nearest(words, hint):
-    done = clipx(*words)
-    assert done.exit_code in (1, 2) and hint in done.output
+    result = clipx(*words)
+    assert result.exit_code in (1, 2) and hint in result.output
 
 
-def without(monkeypatch, *modules: str) -> None:
-    """As if modules were not installed."""
+def hide_modules(monkeypatch, *modules: str) -> None:
+    """Makes modules look as if they were not installed."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in modules else find(name, *rest))
     for module in modules:
@@ -218,10 +220,10 @@ def without(monkeypatch, *modules: str) -> None:
 
 def test_a_missing_package_is_named_with_a_command_that_needs_no_release_of_this_one(monkeypatch, tmp_path):
     path = save_questions(tmp_path / "data", 1)
-    without(monkeypatch, "vllm", *FOR_CPU)
-    done = clipx("papers", "eval", "run", "m", "--benchmark", path, "--out", tmp_path / "e", "--max-tokens", 1)
-    assert "needs vLLM: pip install vLLM" in done.output
+    hide_modules(monkeypatch, "vllm", *FOR_CPU)
+    result = clipx("papers", "eval", "run", "m", "--benchmark", path, "--out", tmp_path / "e", "--max-tokens", 1)
+    assert "needs vLLM: pip install vLLM" in result.output
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    wanted = "+hardware=cpu needs cachetools: pip install cachetools fastapi uvicorn TransferQueue"
-    with pytest.raises(Exception, match=re.escape(wanted)):
+    expected_message = "+hardware=cpu needs cachetools: pip install cachetools fastapi uvicorn TransferQueue"
+    with pytest.raises(Exception, match=re.escape(expected_message)):
         _ = composition("+clipx=acpo", "+hardware=cpu").trainer.device

@@ -51,20 +51,27 @@ def resolve(folder: Path, *requirements: str, day: str = "") -> dict[str, str]:
     """The version of each package that these requirements would install on a GPU machine, but for this project, of what
     was published until a day. uv's configuration goes to the folder.
     """
-    configuration, settings = folder / "uv.toml", pip_settings()
+    configuration = folder / "uv.toml"
+    settings = pip_settings()
     configuration.write_text(configuration_of_uv(settings))
     trusted = {"SSL_CERT_FILE": settings["cert"][0]} if settings.get("cert") else {}
     platform = ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
     command = [find_uv_bin(), "--config-file", str(configuration), "pip", "compile", *platform]
     command += ["--python", sys.executable, "--quiet", "--no-header", "--no-annotate"]
-    command += ["--exclude-newer", day] if day else []
-    given = "\n".join(requirements)
-    done = subprocess.run([*command, "-"], input=given, capture_output=True, text=True, env=trusted | os.environ)
-    assert done.returncode == 0, (
-        f"uv could not resolve {', '.join(requirements)}. This test needs the package index that `pip config list` "
-        f"names, the public one if it names none. uv says:\n{done.stderr}"
+    if day:
+        command += ["--exclude-newer", day]
+    result = subprocess.run(
+        [*command, "-"],
+        input="\n".join(requirements),
+        capture_output=True,
+        text=True,
+        env=trusted | os.environ,
     )
-    lines = [line for line in done.stdout.splitlines() if not line.startswith("verl-clipx @")]
+    assert result.returncode == 0, (
+        f"uv could not resolve {', '.join(requirements)}. This test needs the package index that `pip config list` "
+        f"names, the public one if it names none. uv says:\n{result.stderr}"
+    )
+    lines = [line for line in result.stdout.splitlines() if not line.startswith("verl-clipx @")]
     return dict(line.split("==") for line in lines)
 
 
@@ -93,15 +100,17 @@ def required(extra: str = "") -> list[Requirement]:
     return [part for part in parts if (part.marker.evaluate({"extra": extra}) if part.marker else not extra)]
 
 
-def test_what_the_project_requires():
+def test_only_the_extras_require_verl_and_only_verl_has_an_upper_end():
     own, tools, cpu, gpu = (required(extra) for extra in ("", "tools", "cpu", "gpu"))
     # Only the extras require verl, and only a known break has an upper end: pyproject.toml says what breaks.
     assert "verl" not in {part.name for part in own}
     for extra in (cpu, gpu):
         (verl,) = [part for part in extra if part.name == "verl"]
         assert verl.specifier.contains("0.9.1") and not verl.specifier.contains("0.10")
-    ended = [part.name for part in [*own, *tools, *gpu] if any(end.operator != ">=" for end in part.specifier)]
-    assert set(ended) == {"verl"}
+    with_upper_end = {
+        part.name for part in [*own, *tools, *gpu] if any(bound.operator != ">=" for bound in part.specifier)
+    }
+    assert with_upper_end == {"verl"}
     assert {part.name for part in tools} == set(TOOLS.values())
     for names in ({part.name for part in extra} for extra in (cpu, gpu, required("dev"))):
         # A build backend may leave verl-clipx[tools] as it is, or write what it stands for.

@@ -20,7 +20,7 @@ CALL = re.compile(
 )
 # `replacing` of files.py gives a file of this name to write to.
 PARTIAL = re.compile(r"\bpartial\b")
-OWN = "in a temporary folder of the command's own"
+TEMPORARY = "in a temporary folder of the command's own"
 LOCK = "a lock, of which nothing is read"
 EXCEPTIONS = [
     ("run/run_lock.py", ".open(", LOCK),
@@ -31,12 +31,12 @@ EXCEPTIONS = [
     ("papers/evaluation/checkpoints.py", ".open(", "read in parts of a fixed size"),
     ("papers/evaluation/validation_run.py", ".open(", "a log that grows while a process runs"),
     *[("run/content.py", ".open(", "read in parts of a fixed size")] * 2,
-    ("run/explaining.py", "open(", OWN),
-    *[("run/explain.py", call, OWN) for call in (".write_text(", ".write_text(", "shutil.copy(")],
-    *[("run/explain.py", ".open(", OWN)] * 2,
-    *[("run/stand_in.py", call, OWN) for call in (".open(", ".write_text(", ".write_text(")],
+    ("run/explaining.py", "open(", TEMPORARY),
+    *[("run/explain.py", call, TEMPORARY) for call in (".write_text(", ".write_text(", "shutil.copy(")],
+    *[("run/explain.py", ".open(", TEMPORARY)] * 2,
+    *[("run/stand_in.py", call, TEMPORARY) for call in (".open(", ".write_text(", ".write_text(")],
     ("run/slurm.py", ".open(", "the first two bytes are read"),
-    ("run/without_plugin.py", "open(", OWN),
+    ("run/without_plugin.py", "open(", TEMPORARY),
     ("training/trainer/log.py", ".open(", "a log that grows while a process runs"),
 ]
 
@@ -48,7 +48,7 @@ def accesses(source: str) -> list[str]:
 
 
 def test_files_are_written_whole():
-    found = [
+    calls = [
         (path.relative_to(PACKAGE).as_posix(), call)
         for path in PACKAGE.rglob("*.py")
         if path != PACKAGE / "common" / "files.py"
@@ -57,7 +57,7 @@ def test_files_are_written_whole():
     plugin_of_hydra = [call for path in ROOT.glob("hydra_plugins/**/*.py") for call in accesses(path.read_text())]
     assert plugin_of_hydra == []
     known = [(file, call) for file, call, _ in EXCEPTIONS]
-    assert sorted(found) == sorted(known), "use verl_clipx/common/files.py, or say why not"
+    assert sorted(calls) == sorted(known), "use verl_clipx/common/files.py, or say why not"
 
 
 @pytest.mark.parametrize(

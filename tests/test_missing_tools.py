@@ -18,7 +18,7 @@ from verl_clipx.common.extras import FOR_CPU, OF_VERL, TOOLS, missing_tool
 CHECKOUT = Path(__file__).parents[1]
 
 # Python runs a module of this name before anything else, in every process that inherits PYTHONPATH.
-HIDING = """
+SITECUSTOMIZE = """
 import sys
 from importlib.machinery import PathFinder
 
@@ -35,17 +35,17 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutTools
 REQUIRED = {part.name for part in map(Requirement, requires("verl")) if part.marker is None}
 NOT_OF_VERL = {module for module, distribution in TOOLS.items() if distribution not in REQUIRED}
 
-SHOW = {
+PRINTED_WITHOUT_ANY_TOOL = {
     "demo": "clipx-demo/report.html",
     "methods acpo": "parameters of acpo: clipx.<parameter>",
     "check-loss verl_clipx.losses.methods.grpo:Grpo": "kept",
     "papers recipe list cpu/countdown_acpo": "presets: +recipe",
     "papers recipe show cpu/countdown_acpo_off": "optimizer steps for each rollout batch",
 }
-# What works, with what it says, and what names a missing package: where the environment has what verl brings, and where
-# it has none of the extra.
+# Two tables for each environment, with what verl brings and with no package of the extra: each command that works, with
+# words that it prints, and each command that fails, with the package that it names.
 WITHOUT_WHAT_VERL_LACKS = (
-    SHOW
+    PRINTED_WITHOUT_ANY_TOOL
     | {
         "metrics": "clipx/ratio_mean",
         "doctor --no-ray": "pip install",
@@ -68,7 +68,7 @@ WITHOUT_WHAT_VERL_LACKS = (
     },
 )
 WITHOUT_ALL = (
-    SHOW,
+    PRINTED_WITHOUT_ANY_TOOL,
     {
         **dict.fromkeys(("papers data list", "papers data show countdown/test.parquet"), "pyarrow"),
     },
@@ -79,18 +79,18 @@ import json, sys
 from typer.testing import CliRunner
 from verl_clipx.cli import app
 
-found = {}
+results = {}
 for command in json.loads(sys.argv[1]):
-    done = CliRunner().invoke(app, command.split())
-    print(command, done.output, file=sys.stderr)
-    found[command] = done.exit_code, done.output, isinstance(done.exception, SystemExit | None)
-print(json.dumps(found))
+    result = CliRunner().invoke(app, command.split())
+    print(command, result.output, file=sys.stderr)
+    results[command] = result.exit_code, result.output, isinstance(result.exception, SystemExit | None)
+print(json.dumps(results))
 """
 
 
 def python_without(modules: set[str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a folder, its child processes included, where modules are not installed."""
-    (folder / "sitecustomize.py").write_text(HIDING.format(hidden=modules))
+    (folder / "sitecustomize.py").write_text(SITECUSTOMIZE.format(hidden=modules))
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{CHECKOUT}", "COLUMNS": "200"}
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
@@ -105,9 +105,9 @@ def outcomes(request, tmp_path_factory):
     """What each command did, and what it should have done; all in one process, for the sake of time."""
     expected = WITHOUT_WHAT_VERL_LACKS if request.param == NOT_OF_VERL else WITHOUT_ALL
     commands = json.dumps([*expected[0], *expected[1]])
-    done = python_without(request.param, tmp_path_factory.mktemp("run"), "-c", RUN_COMMANDS, commands)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), expected
+    result = python_without(request.param, tmp_path_factory.mktemp("run"), "-c", RUN_COMMANDS, commands)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1]), expected
 
 
 @pytest.mark.slow
@@ -147,38 +147,39 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl_clipx import METHODS
 assert len(METHODS) >= 8 and all(callable(get_policy_loss_fn(f"clipx_{name}")) for name in METHODS)
 """
-    done = python_without(set(TOOLS), tmp_path, "-c", program)
-    assert done.returncode == 0, done.stderr
+    result = python_without(set(TOOLS), tmp_path, "-c", program)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["worker.training_worker", "worker.tracer", "trainer.log", "trainer.watch"])
 def test_training_needs_no_tool_that_verl_does_not_bring(tmp_path, module):
-    done = python_without(NOT_OF_VERL, tmp_path, "-c", f"import verl_clipx.training.{module}")
-    assert done.returncode == 0, done.stderr
+    result = python_without(NOT_OF_VERL, tmp_path, "-c", f"import verl_clipx.training.{module}")
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_reward_of_mathematics_names_the_extra(tmp_path):
     program = "from verl_clipx.papers.tasks.reward import compute_score; compute_score('math', r'\\boxed{1}', '\"1\"')"
-    done = python_without(NOT_OF_VERL, tmp_path, "-c", program)
-    assert done.returncode == 1
-    wanted = "ModuleNotFoundError: a reward of mathematics needs math-verify: pip install"
-    assert done.stderr.splitlines()[-1].startswith(wanted) and "math-verify" in done.stderr.splitlines()[-1]
+    result = python_without(NOT_OF_VERL, tmp_path, "-c", program)
+    assert result.returncode == 1
+    message = result.stderr.splitlines()[-1]
+    start = "ModuleNotFoundError: a reward of mathematics needs math-verify: pip install"
+    assert message.startswith(start) and "math-verify" in message.removeprefix(start)
 
 
 @pytest.mark.parametrize("module", [*TOOLS, *OF_VERL, *FOR_CPU, "gguf", "vllm"])
 def test_no_message_asks_pip_for_this_package_which_is_not_on_the_index(module):
-    said = missing_tool("clipx replay", ModuleNotFoundError("no such module", name=module))
-    assert "verl-clipx" not in said and ": pip install " in said
+    message = missing_tool("clipx replay", ModuleNotFoundError("no such module", name=module))
+    assert "verl-clipx" not in message and ": pip install " in message
 
 
 def test_replay_says_how_to_get_torch():
-    said = missing_tool("clipx replay", ModuleNotFoundError("no such module", name="torch"))
-    assert said == "clipx replay needs torch, which comes with verl: pip install torch"
+    message = missing_tool("clipx replay", ModuleNotFoundError("no such module", name="torch"))
+    assert message == "clipx replay needs torch, which comes with verl: pip install torch"
 
 
 def test_another_missing_module_is_no_tool():
     for name in (None, "no_such_module", "scipyx.stats"):
         assert missing_tool("clipx papers eval", ModuleNotFoundError("no such module", name=name)) is None
-    named = missing_tool("clipx papers eval", ModuleNotFoundError("no", name="scipy.stats"))
-    assert named.startswith("clipx papers eval needs scipy:")
+    message = missing_tool("clipx papers eval", ModuleNotFoundError("no", name="scipy.stats"))
+    assert message.startswith("clipx papers eval needs scipy:")

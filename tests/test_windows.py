@@ -12,7 +12,7 @@ import pytest
 from tests.analysis.runs.example_runs import write_run
 
 # Python runs a module of this name before anything else.
-HIDING = """
+SITECUSTOMIZE = """
 import sys
 
 
@@ -28,7 +28,7 @@ sys.meta_path.insert(0, Hidden())
 
 def clipx(folder: Path, *words: str) -> subprocess.CompletedProcess:
     """Runs a command in a folder, without these modules."""
-    (folder / "sitecustomize.py").write_text(HIDING)
+    (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
     paths = os.pathsep.join([str(folder), *sys.path])
     return subprocess.run(
         [sys.executable, "-m", "verl_clipx.cli", *words],
@@ -44,12 +44,12 @@ def clipx(folder: Path, *words: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("words", ["demo", "methods acpo", "diagnose run", "report run --out page"])
 def test_a_command_needs_no_module_of_unix(tmp_path, words):
     write_run(tmp_path / "run", "acpo")
-    done = clipx(tmp_path, *words.split())
-    assert done.returncode == 0, done.stderr
+    result = clipx(tmp_path, *words.split())
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow
 def test_following_says_what_to_do_instead(tmp_path):
     write_run(tmp_path / "run", "acpo")
-    done = clipx(tmp_path, "report", "run", "--out", "page", "--follow")
-    assert done.returncode == 1 and "leave it out" in done.stdout and "Traceback" not in done.stderr
+    result = clipx(tmp_path, "report", "run", "--out", "page", "--follow")
+    assert result.returncode == 1 and "leave it out" in result.stdout and "Traceback" not in result.stderr
