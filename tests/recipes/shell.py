@@ -37,8 +37,14 @@ class Machine:
 
     def run(self, script: Path, *words: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess:
         """Runs a script to its end, a minute at most."""
-        given = {"cwd": cwd, "env": self.environment(**variables), "timeout": 60}
-        return subprocess.run(["bash", str(script), *words], capture_output=True, text=True, **given)
+        return subprocess.run(
+            ["bash", str(script), *words],
+            cwd=cwd,
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
 
     @property
     def calls(self) -> list[list[str]]:
@@ -55,7 +61,7 @@ def checkout(folder: Path) -> Path:
 
 
 def stand_in(name: str) -> str:
-    """What a stand-in of several lines does, out of its file."""
+    """The code of a stand-in of several lines, from its file."""
     return Path(__file__).with_name("stand_ins").joinpath(f"{name}.sh").read_text()
 
 
@@ -67,6 +73,6 @@ def options_of(words: list[str]) -> dict[str, str]:
 def overrides_of(command: str) -> list[str]:
     """The overrides of a printed verl command."""
     # By bash, since %q writes $'…' for what is not ASCII.
-    split = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, text=True, check=True)
-    words = split.stdout.split("\0")[:-1]
+    printed = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, text=True, check=True)
+    words = printed.stdout.split("\0")[:-1]
     return words[words.index("verl.trainer.main_ppo") + 1 :]

@@ -21,8 +21,8 @@ def explain(tmp_path, monkeypatch):
 
     def run(recipe, *words, **variables):
         machine = Machine(tmp_path / "machine", python3="", clipx="")
-        done = machine.run(RECIPES / recipe, *words, RUN_FOLDER=str(tmp_path / "run"), **variables)
-        assert done.returncode == 0, done.stderr
+        result = machine.run(RECIPES / recipe, *words, RUN_FOLDER=str(tmp_path / "run"), **variables)
+        assert result.returncode == 0, result.stderr
         (command,) = [call for call in machine.calls if call[:3] == ["python3", "-m", MAIN_PPO]]
         machine.record.unlink()
         monkeypatch.chdir(tmp_path)

@@ -22,8 +22,8 @@ def instructions(name):
 
 def arguments(name):
     """The build arguments' defaults."""
-    given = [rest.partition("=") for instruction, rest in instructions(name) if instruction == "ARG"]
-    return {key: value.strip('"') for key, _, value in given}
+    definitions = [rest.partition("=") for instruction, rest in instructions(name) if instruction == "ARG"]
+    return {key: value.strip('"') for key, _, value in definitions}
 
 
 def base(name):
@@ -51,12 +51,12 @@ def test_the_versions_are_the_projects_and_skypilot_starts_from_the_same_base():
 
 def test_the_installation_refuses_another_environment_and_keeps_torch_and_vllm(tmp_path):
     # -S: without any installed package.
-    done = Machine(tmp_path / "bare", python3=f'exec {sys.executable} -S "$@"').run(DOCKER / "install.sh")
-    assert done.returncode == 1 and "torch is not installed: this script needs verl's CUDA image" in done.stderr
+    result = Machine(tmp_path / "bare", python3=f'exec {sys.executable} -S "$@"').run(DOCKER / "install.sh")
+    assert result.returncode == 1 and "torch is not installed: this script needs verl's CUDA image" in result.stderr
     versions = 'cat >/dev/null; printf "torch==2.11.0+cu130\\nvllm==0.24.0\\n"; exit'
     machine = Machine(tmp_path / "machine", python3=f'[[ $1 != - ]] || {{ {versions}; }}; cp "$6" "$HOME/constraints"')
-    done = machine.run(DOCKER / "install.sh", VERL_VERSION="0.9.1")
-    assert done.returncode == 0, done.stderr
+    result = machine.run(DOCKER / "install.sh", VERL_VERSION="0.9.1")
+    assert result.returncode == 0, result.stderr
     (install,) = [call for call in machine.calls if call[1] == "-m"]
     assert install[1:5] == ["-m", "pip", "install", "--no-cache-dir"] and install[5] == "--constraint"
     assert install[7:] == ["verl==0.9.1", "--editable", ".[gpu]"]

@@ -22,7 +22,7 @@ TASK = yaml.safe_load((RECIPES / "cluster" / "sky.yaml").read_text())
 
 
 def validate(instance, kind):
-    """By the subset of a kind's schema that its file uses."""
+    """Checks it against the part of a kind's schema that its file uses."""
     jsonschema.validate(instance, json.loads(Path(__file__).with_name("schemas").joinpath(f"{kind}.json").read_text()))
 
 
@@ -31,9 +31,10 @@ def cluster(tmp_path):
     return Machine(tmp_path / "machine", kubectl='cat >"$HOME/created"')
 
 
-def created(cluster, *words, **variables):
-    done = cluster.run(SCRIPT, *words, **variables)
-    assert done.returncode == 0, done.stderr
+def create_job(cluster, *words, **variables):
+    """Runs the launcher and returns the RayJob that it has kubectl create, which must be valid."""
+    result = cluster.run(SCRIPT, *words, **variables)
+    assert result.returncode == 0, result.stderr
     job = json.loads((cluster.commands.parent / "created").read_text())
     validate(job, "rayjob")
     return job
@@ -53,9 +54,9 @@ def test_the_file_as_it_stands_is_a_valid_job():
 
 
 def test_a_run_on_four_nodes_is_a_head_and_three_workers(cluster):
-    given = {"NNODES": "4", "NGPUS_PER_NODE": "4", "IMAGE": "mine:1", "CLAIM": "disk"}
-    given |= {"JOB_NAME": "dapo", "RETRIES": "3", "NAMESPACE": "research"}
-    job = created(cluster, "METHOD=dapo", RECIPE, **given)
+    variables = {"NNODES": "4", "NGPUS_PER_NODE": "4", "IMAGE": "mine:1", "CLAIM": "disk"}
+    variables |= {"JOB_NAME": "dapo", "RETRIES": "3", "NAMESPACE": "research"}
+    job = create_job(cluster, "METHOD=dapo", RECIPE, **variables)
     assert cluster.calls[-1] == ["kubectl", "--namespace", "research", "create", "-f", "-"]
     spec = job["spec"]["rayClusterSpec"]
     (workers,) = spec["workerGroupSpecs"]
@@ -78,10 +79,10 @@ def test_a_run_on_four_nodes_is_a_head_and_three_workers(cluster):
 
 def test_what_belongs_to_a_cluster_is_given_by_variables(cluster):
     tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    given = {"CPUS": "30", "MEMORY": "200Gi", "SHARED_MEMORY": "64Gi", "QUEUE": "research", "CLAIM": "disk"}
-    given |= {"NODE_SELECTOR": "gpu=h100 zone.io/name=a", "TOLERATIONS": json.dumps(tolerations)}
-    given |= {"MOUNTS": "models:/models sets:/sets", "RUNS_IN_CLAIM": "me/runs", "DATA_IN_CLAIM": "sets"}
-    job = created(cluster, RECIPE, NNODES="2", **given)
+    variables = {"CPUS": "30", "MEMORY": "200Gi", "SHARED_MEMORY": "64Gi", "QUEUE": "research", "CLAIM": "disk"}
+    variables |= {"NODE_SELECTOR": "gpu=h100 zone.io/name=a", "TOLERATIONS": json.dumps(tolerations)}
+    variables |= {"MOUNTS": "models:/models sets:/sets", "RUNS_IN_CLAIM": "me/runs", "DATA_IN_CLAIM": "sets"}
+    job = create_job(cluster, RECIPE, NNODES="2", **variables)
     assert job["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "research"}
     spec = job["spec"]["rayClusterSpec"]
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
@@ -89,9 +90,9 @@ def test_what_belongs_to_a_cluster_is_given_by_variables(cluster):
         assert container["resources"]["requests"] == {"cpu": "30", "memory": "200Gi", "nvidia.com/gpu": "8"}
         assert pod["nodeSelector"] == {"gpu": "h100", "zone.io/name": "a"} and pod["tolerations"] == tolerations
         claims = {
-            one["name"]: one["persistentVolumeClaim"]["claimName"]
-            for one in pod["volumes"]
-            if len(one) == 2 and "persistentVolumeClaim" in one
+            volume["name"]: volume["persistentVolumeClaim"]["claimName"]
+            for volume in pod["volumes"]
+            if len(volume) == 2 and "persistentVolumeClaim" in volume
         }
         mounts = {
             mount["mountPath"]: (claims.get(mount["name"]), mount.get("subPath")) for mount in container["volumeMounts"]
@@ -104,7 +105,7 @@ def test_what_belongs_to_a_cluster_is_given_by_variables(cluster):
 
 
 def test_without_them_the_job_asks_for_no_queue_label_or_taint(cluster):
-    job = created(cluster, RECIPE)
+    job = create_job(cluster, RECIPE)
     assert "labels" not in job["metadata"]
     assert (
         not {"nodeSelector", "tolerations"} & job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"].keys()
@@ -122,14 +123,14 @@ def test_without_them_the_job_asks_for_no_queue_label_or_taint(cluster):
     ],
 )
 def test_a_value_of_another_form_is_refused(cluster, variable, value):
-    done = cluster.run(SCRIPT, RECIPE, **{variable: value})
-    assert done.returncode != 0 and not cluster.record.exists()
-    assert f"{variable}={value}" in done.stderr
+    result = cluster.run(SCRIPT, RECIPE, **{variable: value})
+    assert result.returncode != 0 and not cluster.record.exists()
+    assert f"{variable}={value}" in result.stderr
 
 
 def test_a_dry_run_creates_nothing(cluster):
-    done = cluster.run(SCRIPT, RECIPE, DRY_RUN="1")
-    job = json.loads(done.stdout)
+    result = cluster.run(SCRIPT, RECIPE, DRY_RUN="1")
+    job = json.loads(result.stdout)
     validate(job, "rayjob")
     assert not cluster.record.exists() and "workerGroupSpecs" not in job["spec"]["rayClusterSpec"]
 
@@ -137,7 +138,7 @@ def test_a_dry_run_creates_nothing(cluster):
 def test_the_recipe_on_the_head_gets_the_words_that_were_given(cluster):
     words = ["METHOD=dapo", "DRY_RUN=1", RECIPE, "data.val_files=[a b,c]", "clipx.note='it\"s'"]
     words += [r"trainer.x=back\slash", "trainer.y=ü", "trainer.z=a\nb"]
-    job = created(cluster, *words, NNODES="3")
+    job = create_job(cluster, *words, NNODES="3")
     environment = environment_of(job["spec"]["rayClusterSpec"]["headGroupSpec"])
     environment.pop("HF_HOME")
     on_the_head = cluster.run(RECIPES / "cluster" / "run_payload.sh", **environment)
@@ -160,8 +161,8 @@ def test_the_task_is_valid_and_the_bucket_must_be_given():
 @pytest.mark.parametrize("section", ["setup", "run"])
 def test_shellcheck_accepts_the_scripts_in_it(section):
     command = [Path(sys.executable).with_name("shellcheck"), "--shell=bash", "-"]
-    done = subprocess.run(command, input=TASK[section], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout
+    result = subprocess.run(command, input=TASK[section], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stdout
 
 
 def test_the_head_trains_into_the_bucket_and_the_others_only_join(tmp_path):
@@ -172,9 +173,9 @@ def test_the_head_trains_into_the_bucket_and_the_others_only_join(tmp_path):
     script = tmp_path / "run.sh"
     script.write_text(TASK["run"].replace("/bucket", str(tmp_path / "bucket")))
     payload = "METHOD=dapo DRY_RUN=1 recipes/acpo/run_qwen2.5_7b_fsdp.sh 'data.val_files=[a b,c]'"
-    given = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "8", "CLIPX_PAYLOAD": payload}
+    variables = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "8", "CLIPX_PAYLOAD": payload}
     head, other = (
-        machine.run(script, cwd=checkout(tmp_path / f"node{rank}"), SKYPILOT_NODE_RANK=str(rank), **given)
+        machine.run(script, cwd=checkout(tmp_path / f"node{rank}"), SKYPILOT_NODE_RANK=str(rank), **variables)
         for rank in (0, 1)
     )
     assert head.returncode == other.returncode == 0, head.stderr + other.stderr

@@ -26,7 +26,7 @@ spec.loader.exec_module(module)
 
 wait_for_nodes = runpy.run_path(str(RECIPES / "cluster" / "wait_for_nodes.py"))["wait_for_nodes"]
 
-NEVER = ["sleep", "600"]
+NEVER_ENDS = ["sleep", "600"]
 
 
 def test_the_launchers_know_the_exit_code():
@@ -46,7 +46,7 @@ def wait_until(condition, seconds=30):
         time.sleep(0.02)
 
 
-def alive(pid):
+def is_alive(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
@@ -54,7 +54,7 @@ def alive(pid):
 def test_where_no_node_is_lost_the_exit_code_is_the_commands(monkeypatch):
     monkeypatch.setattr(module, "SECONDS_TO_NOTICE", 0.2)
     for command, code in (("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137)):
-        assert module.run(["sh", "-c", command], NEVER) == code
+        assert module.run(["sh", "-c", command], NEVER_ENDS) == code
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_lost_node_ends_the_command_and_what_it_started(tmp_path):
     command = ["sh", "-c", f"sleep 600 & echo $! >{child}; wait"]
     watch = ["sh", "-c", f"until [ -s {child} ]; do sleep 0.05; done"]
     assert module.run(command, watch) == 75
-    assert not alive(int(child.read_text()))
+    assert not is_alive(int(child.read_text()))
 
 
 def test_what_ignores_the_first_signal_is_killed(tmp_path):
@@ -72,7 +72,7 @@ def test_what_ignores_the_first_signal_is_killed(tmp_path):
     process = subprocess.Popen(python(f"{stubborn} pathlib.Path({str(ready)!r}).touch(); time.sleep(600)"))
     wait_until(ready.exists)
     module.end_trees(process, seconds=0.3)
-    assert not alive(process.pid)
+    assert not is_alive(process.pid)
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def cluster(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("event", ["a node is lost", "SIGHUP", "SIGINT", "SIGTERM"])
-def test_the_script(cluster, tmp_path, event):
+def test_a_lost_node_or_a_signal_ends_the_script_and_all_it_started(cluster, tmp_path, event):
     variables, nodes = cluster
     started = tmp_path / "started"
     command = python(f"open({str(started)!r}, 'w').write('x'); import time; time.sleep(600)")
@@ -118,27 +118,32 @@ def test_the_script(cluster, tmp_path, event):
         script.send_signal(signal.Signals[event])
         script.communicate(timeout=30)
         assert script.returncode == 128 + signal.Signals[event]
-    assert not any(alive(child.pid) for child in children)
+    assert not any(is_alive(child.pid) for child in children)
 
 
-def nodes(*addresses, dead=""):
+def list_nodes(*addresses, dead=""):
+    """Nodes as Ray lists them."""
     return [{"NodeManagerAddress": address, "Alive": address not in dead} for address in addresses]
 
 
-def with_ray(monkeypatch, *answers):
-    """Ray answers these nodes, one list after the other; returns the addresses that were joined."""
-    left, joined = iter(answers), []
-    ray = SimpleNamespace(init=lambda address, **_: joined.append(address), nodes=lambda: next(left))
+def let_ray_answer(monkeypatch, *answers):
+    """Lets Ray list these nodes, one list after the other; returns the addresses that were joined."""
+    remaining_answers = iter(answers)
+    joined_addresses = []
+    ray = SimpleNamespace(
+        init=lambda address, **_: joined_addresses.append(address), nodes=lambda: next(remaining_answers)
+    )
     monkeypatch.setitem(wait_for_nodes.__globals__, "ray", ray)
-    return joined
+    return joined_addresses
 
 
 def test_it_waits_until_enough_nodes_are_alive(monkeypatch):
-    joined = with_ray(monkeypatch, nodes("b"), nodes("b", "a", dead="a"), nodes("b", "a"))
-    assert wait_for_nodes("b:6379", 2, seconds=30, poll=0) == ["a", "b"] and joined == ["b:6379"]
+    answers = [list_nodes("b"), list_nodes("b", "a", dead="a"), list_nodes("b", "a")]
+    joined_addresses = let_ray_answer(monkeypatch, *answers)
+    assert wait_for_nodes("b:6379", 2, seconds=30, poll=0) == ["a", "b"] and joined_addresses == ["b:6379"]
 
 
 def test_at_the_deadline_it_names_the_nodes_that_came(monkeypatch):
-    with_ray(monkeypatch, nodes("a", "b", "c", dead="b"))
+    let_ray_answer(monkeypatch, list_nodes("a", "b", "c", dead="b"))
     with pytest.raises(TimeoutError, match=r"2 of 3 nodes joined a:6379 within 0 s: a, c"):
         wait_for_nodes("a:6379", 3, seconds=0)

@@ -18,14 +18,14 @@ SCRIPT = RECIPES / "cluster" / "slurm.sh"
 RECIPE = "recipes/acpo/run_qwen2.5_7b_fsdp.sh"
 GUARD = ["python3", "recipes/cluster/while_all_nodes_live.py"]
 
-SBATCH = stand_in("sbatch")
-SCONTROL = stand_in("scontrol")
-SRUN = stand_in("srun")
+RUN_JOB_HERE = stand_in("sbatch")
+ANSWER_FOR_SCONTROL = stand_in("scontrol")
+RUN_STEP_HERE = stand_in("srun")
 
 
 @pytest.fixture
 def cluster(tmp_path):
-    return Machine(tmp_path / "machine", sbatch=SBATCH, scontrol=SCONTROL, srun=SRUN)
+    return Machine(tmp_path / "machine", sbatch=RUN_JOB_HERE, scontrol=ANSWER_FOR_SCONTROL, srun=RUN_STEP_HERE)
 
 
 def submit(cluster, *words, nodes=3, **settings):
@@ -38,52 +38,53 @@ def step_of(cluster):
 
 def payload_of(step):
     payload = step[step.index("--") + 1 :]
-    # Before it, a word that the run has begun.
+    # Before it, a command that writes the file which says that the run has begun.
     assert payload[:2] == ["bash", "-c"] and payload[4].endswith("/runs/.begun-4242")
     return payload[5:]
 
 
 def test_the_job_asks_for_what_the_run_needs():
-    asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", SCRIPT.read_text(), re.MULTILINE))
-    assert asked["ntasks-per-node"] == "1" and {"requeue", "exclusive"} <= asked.keys()
+    options = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", SCRIPT.read_text(), re.MULTILINE))
+    assert options["ntasks-per-node"] == "1" and {"requeue", "exclusive"} <= options.keys()
     # A requeued job goes on in the same log.
-    assert asked["open-mode"] == "append"
+    assert options["open-mode"] == "append"
     # To the script alone: a signal to the steps would end the run at once.
-    assert re.fullmatch(r"B:USR1@\d+", asked["signal"])
+    assert re.fullmatch(r"B:USR1@\d+", options["signal"])
 
 
 def test_every_node_of_the_list_starts_ray_as_its_own_parser_reads_and_the_first_is_the_head(cluster):
     from ray.scripts.symmetric_run import curate_and_validate_ray_start_args, symmetric_run
 
     # The first IPv4 address counts.
-    done = submit(cluster, "METHOD=acpo", RECIPE, "trainer.save_freq=5", ADDRESSES="fd00::7 10.0.0.7")
-    assert done.returncode == 0, done.stderr
-    (asked_address,) = [call for call in cluster.calls if "hostname" in call]
-    assert options_of(asked_address)["nodelist"] == "gpu07"
+    result = submit(cluster, "METHOD=acpo", RECIPE, "trainer.save_freq=5", ADDRESSES="fd00::7 10.0.0.7")
+    assert result.returncode == 0, result.stderr
+    (address_call,) = [call for call in cluster.calls if "hostname" in call]
+    assert options_of(address_call)["nodelist"] == "gpu07"
     step = step_of(cluster)
-    of_srun = options_of(step[: step.index("ray")])
-    assert (of_srun["nodes"], of_srun["ntasks"], of_srun["ntasks-per-node"]) == ("3", "3", "1")
+    srun_options = options_of(step[: step.index("ray")])
+    assert (srun_options["nodes"], srun_options["ntasks"], srun_options["ntasks-per-node"]) == ("3", "3", "1")
     # Otherwise the exit code is that of the tasks which srun ends, not the run's.
-    assert of_srun["kill-on-bad-exit"] == "0" and int(of_srun["wait"]) > 0
-    assert "nodes: gpu07 gpu08 gpu09; head: gpu07 (10.0.0.7); start 1 of this job" in done.stdout
+    assert srun_options["kill-on-bad-exit"] == "0" and int(srun_options["wait"]) > 0
+    assert "nodes: gpu07 gpu08 gpu09; head: gpu07 (10.0.0.7); start 1 of this job" in result.stdout
     assert step[step.index("ray") + 1] == "symmetric-run"
-    own = step[step.index("symmetric-run") + 1 : step.index("--")]
-    context = symmetric_run.make_context("_", list(own), resilient_parsing=True)
+    ray_arguments = step[step.index("symmetric-run") + 1 : step.index("--")]
+    context = symmetric_run.make_context("_", list(ray_arguments), resilient_parsing=True)
     # 20000 + 4242
     assert (context.params["address"], context.params["min_nodes"]) == ("10.0.0.7:24242", 3)
-    assert curate_and_validate_ray_start_args(list(own)) == ["--num-gpus=8", "--num-cpus=96", "--disable-usage-stats"]
+    start_arguments = curate_and_validate_ray_start_args(list(ray_arguments))
+    assert start_arguments == ["--num-gpus=8", "--num-cpus=96", "--disable-usage-stats"]
 
 
 def test_the_recipe_runs_on_the_head_with_all_nodes_and_so_does_a_second_start(cluster):
     words = ["METHOD=dapo", "SETUP=/shared/env.sh", RECIPE, "trainer.save_freq=5", "data.val_files=[a b,c]"]
     submit(cluster, *words)
     first = step_of(cluster)
-    own = ["env", "RAY_ADDRESS=10.0.0.7:24242", "env", "NNODES=3", *words[:2]]
-    assert payload_of(first) == [*own, *GUARD, "bash", *words[2:]]
+    with_variables = ["env", "RAY_ADDRESS=10.0.0.7:24242", "env", "NNODES=3", *words[:2]]
+    assert payload_of(first) == [*with_variables, *GUARD, "bash", *words[2:]]
     # The same run folder and resume_mode=auto (test_launch.py) then make it go on from the last checkpoint.
     cluster.record.unlink()
-    done = submit(cluster, *words, SLURM_RESTART_COUNT="2")
-    assert step_of(cluster) == first and "start 3 of this job" in done.stdout
+    result = submit(cluster, *words, SLURM_RESTART_COUNT="2")
+    assert step_of(cluster) == first and "start 3 of this job" in result.stdout
     # Each start has a secret of its own; srun hands the environment on to all nodes.
     secrets = (cluster.commands.parent / "secrets").read_text().splitlines()
     assert len({*secrets}) == 2 and all(re.fullmatch("token [0-9a-f]{64}", secret) for secret in secrets)
@@ -93,7 +94,7 @@ def test_the_recipe_runs_on_the_head_with_all_nodes_and_so_does_a_second_start(c
     assert "10.9.9.9:7000" in step_of(cluster) and "NNODES=1" in step_of(cluster)
 
 
-def test_containers(cluster):
+def test_pyxis_and_apptainer_start_ray_in_the_container_with_the_repository_mounted(cluster):
     submit(cluster, RECIPE, CONTAINER_IMAGE="image.sqsh", CONTAINER_MOUNTS="/shared:/shared")
     pyxis = step_of(cluster)
     options = options_of(pyxis[: pyxis.index("ray")])
@@ -117,14 +118,19 @@ def test_verl_gets_one_makers_devices_and_the_activated_environment(cluster, tmp
     before_ray = step[step.index("bash") : step.index("ray")]
     show = 'echo "$ACTIVATED ${CUDA_VISIBLE_DEVICES-unset} ${ROCR_VISIBLE_DEVICES-unset}"'
     cuda, rocr = ({f"{maker}_VISIBLE_DEVICES": "0,1"} for maker in ("CUDA", "ROCR"))
-    for of_slurm, left in ((cuda | rocr, "0,1 unset"), (rocr, "unset 0,1")):
-        given = {"env": {"PATH": os.environ["PATH"], **of_slurm}, "text": True, "timeout": 60}
-        done = subprocess.run([*before_ray, "bash", "-c", show], capture_output=True, **given)
-        assert done.stdout == f"yes {left}\n", done.stderr
+    for set_by_slurm, expected_devices in ((cuda | rocr, "0,1 unset"), (rocr, "unset 0,1")):
+        result = subprocess.run(
+            [*before_ray, "bash", "-c", show],
+            env={"PATH": os.environ["PATH"], **set_by_slurm},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert result.stdout == f"yes {expected_devices}\n", result.stderr
 
 
 @pytest.mark.parametrize(
-    ("variables", "code", "requeued", "said"),
+    ("variables", "code", "requeued", "expected_message"),
     [
         ({"SRUN_EXIT": "7"}, 7, False, ""),
         # A lost node, though not without end.
@@ -135,29 +141,34 @@ def test_verl_gets_one_makers_devices_and_the_activated_environment(cluster, tmp
         ({"RAY_DOES_NOT_START": "1", "SLURM_RESTART_COUNT": "1"}, 1, True, "Ray did not start on all nodes"),
     ],
 )
-def test_the_exit_code_is_the_runs_and_what_may_go_on_is_requeued(cluster, variables, code, requeued, said):
-    done = submit(cluster, RECIPE, **variables)
-    assert done.returncode == code and said in done.stdout + done.stderr
+def test_the_exit_code_is_the_runs_and_what_may_go_on_is_requeued(cluster, variables, code, requeued, expected_message):
+    result = submit(cluster, RECIPE, **variables)
+    assert result.returncode == code and expected_message in result.stdout + result.stderr
     assert (["scontrol", "requeue", "4242"] in cluster.calls) == requeued
 
 
-def test_the_word_that_the_run_has_begun_is_written_before_it_and_removed(cluster, tmp_path):
+def test_the_file_that_says_that_the_run_has_begun_is_written_before_it_and_removed(cluster, tmp_path):
     submit(cluster, RECIPE)
     step = step_of(cluster)
     before_recipe = step[step.index("--") + 1 :][:5]
     assert not os.path.exists(before_recipe[4])
     before_recipe[4] = str(tmp_path / "begun")
-    done = subprocess.run([*before_recipe, "sh", "-c", f"ls {tmp_path}; exit 7"], capture_output=True, text=True)
-    assert (done.returncode, "begun" in done.stdout) == (7, True)
+    result = subprocess.run([*before_recipe, "sh", "-c", f"ls {tmp_path}; exit 7"], capture_output=True, text=True)
+    assert (result.returncode, "begun" in result.stdout) == (7, True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("requeue_exit", ["0", "1"])
 def test_before_the_time_limit_the_job_goes_back_into_the_queue(cluster, requeue_exit):
     home = cluster.commands.parent
-    given = {"cwd": ROOT, "env": cluster.environment(UNTIL_REQUEUED="1", REQUEUE_EXIT=requeue_exit), "text": True}
-    command = ["bash", str(cluster.commands / "sbatch"), str(SCRIPT), RECIPE]
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **given)
+    job = subprocess.Popen(
+        ["bash", str(cluster.commands / "sbatch"), str(SCRIPT), RECIPE],
+        cwd=ROOT,
+        env=cluster.environment(UNTIL_REQUEUED="1", REQUEUE_EXIT=requeue_exit),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     deadline = time.monotonic() + 30
     while not (home / "step_started").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
