@@ -88,8 +88,8 @@ def check_paths(words: Sequence[str]) -> None:
     """Raises Wrong for a path of this repository, as a word or as the value of an option, at which there is no file."""
     for path in (word.rpartition("=")[2] for word in words):
         # A path of a page may stand for several: docs/a*.md, run_{3b,7b}.sh.
-        several = re.sub(r"\{[^}]*\}", "*", path)
-        if path.split("/")[0] in _FOLDERS and "/" in path and not any(ROOT.glob(several)):
+        pattern = re.sub(r"\{[^}]*\}", "*", path)
+        if path.split("/")[0] in _FOLDERS and "/" in path and not any(ROOT.glob(pattern)):
             raise Wrong(f"{path}: no such file")
 
 
@@ -124,11 +124,11 @@ def check_overrides(overrides: Sequence[str], variables: Mapping[str, str]) -> N
     """Composes printed overrides, but for ellipses, on verl's configuration and reads the actor as verl's driver does;
     Wrong with what Hydra, verl or the plugin said.
     """
-    given = [override for override in overrides if not override.endswith(f"={ELLIPSIS}")]
+    written_out = [override for override in overrides if not override.endswith(f"={ELLIPSIS}")]
     # Without the address verl would start Ray to name its dashboard.
     with mock.patch.dict(os.environ, {"RAY_ADDRESS": "127.0.0.1:6379", **variables}):
         try:
-            config = composition(*given)
+            config = composition(*written_out)
             omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         except Exception as error:
             raise Wrong(f"does not compose: {error}") from error
@@ -149,11 +149,14 @@ def typer_module(words: list[str]) -> typer.Typer:
 
 
 def _check_clipx(words: list[str], complete: bool) -> None:
-    command, path = typer.main.get_command(app), "clipx"
+    command = typer.main.get_command(app)
+    path = "clipx"
     while hasattr(command, "commands") and words:
-        if words[0] not in command.commands:
-            raise Wrong(f"{path} has no {words[0]}; it has {', '.join(command.commands)}")
-        command, path, words = command.commands[words[0]], f"{path} {words[0]}", words[1:]
+        name, *words = words
+        if name not in command.commands:
+            raise Wrong(f"{path} has no {name}; it has {', '.join(command.commands)}")
+        command = command.commands[name]
+        path = f"{path} {name}"
     if not hasattr(command, "commands"):
         _parse(command, path, words, complete)
     elif complete:
@@ -163,14 +166,14 @@ def _check_clipx(words: list[str], complete: bool) -> None:
 def _parse(command, path: str, words: list[str], complete: bool) -> None:
     try:
         # The parser's messages are made for a terminal; their class names are the same in click and in typer's copy.
-        given = command.make_context(path, list(words)).params
+        parameters = command.make_context(path, list(words)).params
     except Exception as error:
         if type(error).__name__ == "MissingParameter" and not complete:
             return
         raise Wrong(f"{path}: {error.format_message() if hasattr(error, 'format_message') else error}") from None
     words = path.removeprefix("clipx ").split()
     group = " ".join(words[:2]) if words[0] == "papers" else words[0]
-    name = given.get("name")
+    name = parameters.get("name")
     known = _NAMES[group]() if group in _NAMES else []
     # In capitals it stands for any; with a colon it is a user's own.
     if name and known and not name.isupper() and ":" not in name and name not in known:
@@ -184,10 +187,15 @@ def _check_python(words: list[str], variables: dict[str, str], complete: bool) -
     elif words[:2] == ["-m", "verl_clipx.cli"]:
         _check_clipx(words[2:], complete)
     elif re.match(r"benchmarks/|-m verl_clipx", line):
-        program, given = (words[:2], words[2:]) if words[0] == "-m" else ([str(ROOT / words[0])], words[1:])
+        if words[0] == "-m":
+            program = words[:2]
+            arguments = words[2:]
+        else:
+            program = [str(ROOT / words[0])]
+            arguments = words[1:]
         with mock.patch.dict(os.environ):
             command = typer.main.get_command(typer_module(program))
-        _parse(command, program[-1], given, complete)
+        _parse(command, program[-1], arguments, complete)
     # A test's command is checked by its files: the suite itself runs what is in them.
     elif not re.match(rf"-m pytest |-c |{RUN_ELSEWHERE}", line):
         raise Wrong(f"python {line}: the tests know no such command")
@@ -209,15 +217,16 @@ def _check_script(words: list[str], variables: dict[str, str], complete: bool) -
             raise Wrong(f"{script} has no {word}")
     if script.startswith("recipes/cluster/"):
         payload = [word for word in rest if word not in ("start", "run", "stop")]
-        given = dict(word.split("=", 1) for word in payload if re.match(r"[A-Z_]+=", word))
-        if payload[len(given) :]:
-            _check_script(payload[len(given) :], given, complete)
+        payload_variables = dict(word.split("=", 1) for word in payload if re.match(r"[A-Z_]+=", word))
+        recipe = payload[len(payload_variables) :]
+        if recipe:
+            _check_script(recipe, payload_variables, complete)
         elif complete:
             raise Wrong("no recipe for the cluster")
     elif _is_recipe(script):
         with tempfile.TemporaryDirectory() as folder:
-            done = Machine(Path(folder)).run(ROOT / script, *rest, **{**variables, "DRY_RUN": "1"})
-        if done.returncode or "+recipe=" not in done.stdout:
-            raise Wrong(f"{script}: {done.stderr.strip().splitlines()[-1]}")
+            result = Machine(Path(folder)).run(ROOT / script, *rest, **{**variables, "DRY_RUN": "1"})
+        if result.returncode or "+recipe=" not in result.stdout:
+            raise Wrong(f"{script}: {result.stderr.strip().splitlines()[-1]}")
     elif script == "scripts/quickstart.sh" and rest:
         check_overrides([f"+clipx={rest[0]}", *rest[1:]], {})

@@ -17,7 +17,7 @@ from tests.analysis.runs.example_runs import write_run
 from tests.claims.documents import ROOT
 from tests.compiler import load_compiler
 from tests.papers.evaluation.tiny import save_questions, write_evaluation, write_questions
-from tests.papers.tasks.knights_and_knaves.released import OTHER, TRAIN, record, release
+from tests.papers.tasks.knights_and_knaves.released import OTHER, TRAIN, make_record, write_release
 from verl_clipx.analysis.runs.folder import RunFolder
 from verl_clipx.papers.evaluation.commands import DEFAULT_REWARD
 from verl_clipx.papers.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
@@ -26,7 +26,7 @@ from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig
 from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 
 TASKS = Path(__file__).parents[1] / "papers" / "tasks"
-SMALL = WarmStartConfig(
+SHORT_WARM_START = WarmStartConfig(
     steps=3, batch_size=4, model=ModelConfig(hidden_size=64, intermediate_size=64, num_layers=1, max_length=64)
 )
 
@@ -57,8 +57,10 @@ def two_arms(folder: Path) -> None:
 def logs_without_the_plugin(folder: Path) -> None:
     """The logs of several pages: a kept run whose learning rate rose, as verl's loggers and W&B's export have it."""
     kept = RunFolder(ROOT / "docs/results/runs/faults/fast_learning-seed31.jsonl.gz").rows
-    of_plugin = ("actor/clipx/", "health/")
-    rows = {step: {key: row[key] for key in row if not key.startswith(of_plugin)} for step, row in kept.items()}
+    prefixes_of_plugin = ("actor/clipx/", "health/")
+    rows = {}
+    for step, row in kept.items():
+        rows[step] = {key: value for key, value in row.items() if not key.startswith(prefixes_of_plugin)}
     os.environ["TENSORBOARD_DIR"] = str(folder / "tensorboard/grpo")
     with (folder / "train.log").open("w") as log, contextlib.redirect_stdout(log):
         tracking = Tracking("project", "grpo", ["console", "tensorboard"])
@@ -70,19 +72,25 @@ def logs_without_the_plugin(folder: Path) -> None:
 
 def evaluations(folder: Path) -> None:
     """Evaluations of two checkpoints, scored by the default reward, and of two methods' three trainings; made up."""
-    generator, prepared = np.random.default_rng(0), folder / "prepared"
+    generator = np.random.default_rng(0)
+    prepared = folder / "prepared"
     prepared.mkdir()
-    few, more = save_questions(prepared, 6), write_questions(prepared, 12)
+    six_questions = save_questions(prepared, 6)
+    twelve_questions = write_questions(prepared, 12)
     for method in ("grpo", "acpo"):
-        write_evaluation(folder / f"eval/{method}", generator.random((6, 4)) < 0.5, few, reward=DEFAULT_REWARD)
+        write_evaluation(
+            folder / f"eval/{method}", generator.random((6, 4)) < 0.5, six_questions, reward=DEFAULT_REWARD
+        )
         for seed in (1, 2, 3):
             out = folder / f"runs/{method}-seed{seed}/evaluation/aime24"
-            write_evaluation(out, generator.random((12, 4)) < 0.5, more)
+            write_evaluation(out, generator.random((12, 4)) < 0.5, twelve_questions)
 
 
 def puzzle_policy(folder: Path) -> dict[str, str]:
     """A policy for puzzles, as its warm start leaves it after three steps, and a run's checkpoint of the same."""
-    policy = fit_policy(draw_training_puzzles(50, seed=0), 0.0, SMALL, folder / "runs/policies", num_threads=1)
+    policy = fit_policy(
+        draw_training_puzzles(50, seed=0), 0.0, SHORT_WARM_START, folder / "runs/policies", num_threads=1
+    )
     actor = folder / "runs/knights_and_knaves/grpo/checkpoints/global_step_40/actor"
     shutil.copytree(policy, actor / "huggingface")
     return {"MODEL_PATH": str(policy)}
@@ -101,7 +109,7 @@ def deepscaler_file(folder: Path) -> None:
 
 def released_puzzles(folder: Path) -> None:
     """AR-Lopti's repository, invented puzzles in it."""
-    release(folder / "AR-Lopti/data/kk/instruct/merge_34567ppl", TRAIN, [record(OTHER, (False, True, True))])
+    write_release(folder / "AR-Lopti/data/kk/instruct/merge_34567ppl", TRAIN, [make_record(OTHER, (False, True, True))])
 
 
 def run_script(folder: Path) -> None:

@@ -29,22 +29,22 @@ def rows(title: str) -> list[str]:
     return [line.split("|")[1] for line in section(title).splitlines() if line.startswith("| `")]
 
 
-def resolved(name: str):
+def resolve_name(name: str):
     """What a name such as worker.step.micro_batch_of stands for."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
-            meant = import_module(".".join(["verl_clipx", *parts[:length]]))
+            value = import_module(".".join(["verl_clipx", *parts[:length]]))
         except ModuleNotFoundError:
             continue
         for part in parts[length:]:
-            meant = getattr(meant, part)
-        return meant
+            value = getattr(value, part)
+        return value
 
 
 def test_the_picture_is_drawn_from_todays_imports():
-    again = "python scripts/draw_architecture.py"
-    assert DRAWING["PICTURE"].read_text() == DRAWING["picture"](), f"the imports have changed: {again}"
+    command = "python scripts/draw_architecture.py"
+    assert DRAWING["PICTURE"].read_text() == DRAWING["picture"](), f"the imports have changed: {command}"
     # An arrow that others imply is left out.
     assert DRAWING["needed"]({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == [("a", "b"), ("b", "c")]
 
@@ -59,13 +59,13 @@ def test_no_arrow_runs_up_and_the_picture_has_every_room():
 def packages_imported_by(room: str) -> dict[str, set[str]]:
     """From each package outside the standard library, but this one, to the modules of a room that import it."""
     graph = grimp.build_graph("verl_clipx", include_external_packages=True)
-    found = {}
+    importers = {}
     for module in {room, *graph.find_descendants(room)}:
         for imported in graph.find_modules_directly_imported_by(module):
             package = imported.split(".")[0]
             if package not in sys.stdlib_module_names and package != "verl_clipx":
-                found.setdefault(package, set()).add(module)
-    return found
+                importers.setdefault(package, set()).add(module)
+    return importers
 
 
 def test_the_losses_import_torch_and_the_reader_of_groups_omegaconf():
@@ -81,8 +81,8 @@ def test_the_statistics_import_no_package_but_those_of_arrays():
 def test_the_journey_is_a_dozen_sentences_of_functions_that_exist_and_the_table_has_every_folder():
     journey = section("The journey of one micro-batch")
     assert [line.split(".")[0] for line in journey.splitlines() if line[:1].isdigit()] == [str(n) for n in range(1, 13)]
-    named = [span for span in journey.split("`")[1::2] if span.split(".")[0] in ROOMS and "." in span]
-    assert named and [name for name in named if not callable(resolved(name))] == []
+    names = [span for span in journey.split("`")[1::2] if span.split(".")[0] in ROOMS and "." in span]
+    assert names and [name for name in names if not callable(resolve_name(name))] == []
     folders = {room for room in ROOMS if (ROOT / "verl_clipx" / room).is_dir()}
     assert {folder for cell in rows("What each folder may know") for folder in cell.split("`")[1::2]} == folders
 
@@ -113,12 +113,22 @@ def named_from_below(module: str, source: str) -> set[tuple[str, str]]:
     """A module with each module above or beside it that its texts name, and may import."""
     wrong = set()
     for order in ordered_modules():
-        own = [ordered for ordered in order if f"{module}.".startswith(f"{ordered}.")]
+        own_layer = layered_module(order, module)
         for name in modules_named_in(source):
-            named = [ordered for ordered in order if f"{name}.".startswith(f"{ordered}.")]
-            if own and named and own != named and order[named[0]] <= order[own[0]]:
-                wrong.add((module, named[0]))
+            named_layer = layered_module(order, name)
+            if own_layer is None or named_layer is None or own_layer == named_layer:
+                continue
+            if order[named_layer] <= order[own_layer]:
+                wrong.add((module, named_layer))
     return wrong
+
+
+def layered_module(order: dict[str, int], name: str) -> str | None:
+    """The module of a contract's layers that a module is or is in; None if it is in none."""
+    for module in order:
+        if f"{name}.".startswith(f"{module}."):
+            return module
+    return None
 
 
 def test_a_module_that_a_text_names_is_below_as_if_it_were_imported():
@@ -155,6 +165,6 @@ def test_a_room_has_no_circle_of_files(folder):
         for path in folder.glob("*.py")
     }
     while files:
-        free = [name for name, imports in files.items() if not imports & files.keys()]
-        assert free, f"a circle among {sorted(files)} of {dotted}"
-        files = {name: imports for name, imports in files.items() if name not in free}
+        without_imports = [name for name, imports in files.items() if not imports & files.keys()]
+        assert without_imports, f"a circle among {sorted(files)} of {dotted}"
+        files = {name: imports for name, imports in files.items() if name not in without_imports}

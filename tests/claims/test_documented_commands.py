@@ -85,8 +85,8 @@ def mistakes_of(page: str) -> list[str]:
         if block.language not in RUNNERS:
             mistakes.append(f"line {block.line}: a block of {block.language!r}; the tests read {[*RUNNERS]}")
         elif not block.printed:
-            found, printed = RUNNERS[block.language](block, names)
-            mistakes += [f"line {block.line}: {mistake}" for mistake in found]
+            mistakes_in_block, printed = RUNNERS[block.language](block, names)
+            mistakes += [f"line {block.line}: {mistake}" for mistake in mistakes_in_block]
         elif not is_as_printed(block.text, printed):
             mistakes.append(f"line {block.line}: the block before prints\n{printed}")
     return mistakes
@@ -168,19 +168,19 @@ def run_python(block: Block, names: dict) -> tuple[list[str], str]:
     if block.needs:
         compile(block.text, "page", "exec")
         return [], ""
-    named = re.match(r"# (\w+\.py)\n", block.text)
-    file = Path(named[1] if named else f"line_{block.line}.py")
+    file_name = re.match(r"# (\w+\.py)\n", block.text)
+    file = Path(file_name[1] if file_name else f"line_{block.line}.py")
     file.write_text(block.text)
     try:
         with contextlib.redirect_stdout(io.StringIO()) as output:
-            if named:
+            if file_name:
                 __import__(file.stem)
             else:
-                found = runpy.run_path(str(file), names)
-                names |= {name: found[name] for name in found if not name.startswith("__")}
-                for name in found:
+                variables = runpy.run_path(str(file), names)
+                names |= {name: variables[name] for name in variables if not name.startswith("__")}
+                for name in variables:
                     if name.startswith("test_"):
-                        found[name]()
+                        variables[name]()
     except Exception as error:
         return [repr(error)], ""
     return [], output.getvalue()
@@ -226,7 +226,7 @@ def test_inline_code_names_what_there_is(name):
 
 
 # Keys of the node that no method or modifier has as a parameter.
-FURTHER_KEYS = {"method", "function"}
+KEYS_OF_NO_METHOD = {"method", "function"}
 NAMED_GROUP = re.compile(r"\+?clipx(?P<node>(?:/\w+)*)=(?P<name>\w+)")
 NAMED_KEY = re.compile(r"\+?clipx\.(?P<key>\w+)(?:\.(?P<inner>\w+))?(?:=.*)?")
 
@@ -238,8 +238,8 @@ def names_of(kinds):
 
 def known_keys():
     """The names that may follow `clipx.`."""
-    of_methods = {name for method in METHODS.values() for name in parameters_of(method)}
-    return of_methods | names_of([Node]) | {*NODES} | FURTHER_KEYS
+    method_parameters = {name for method in METHODS.values() for name in parameters_of(method)}
+    return method_parameters | names_of([Node]) | {*NODES} | KEYS_OF_NO_METHOD
 
 
 def unknown_groups_and_keys(page: str) -> list[str]:
@@ -280,7 +280,7 @@ def page(*lines: str, language: str = "bash", needs: str = "") -> str:
     return "\n".join(["# Made up", "", *mark, FENCE + language, *lines, FENCE, ""])
 
 
-def shown(*lines: str) -> str:
+def printed_block(*lines: str) -> str:
     """A block with what the block before prints."""
     return "\n".join(["", "<!-- prints -->", FENCE, *lines, FENCE, ""])
 
@@ -296,11 +296,14 @@ def shown(*lines: str) -> str:
         (page("python benchmarks/loss.py --repeats 2"), "no test can run this"),
         (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alhpa=2", needs="GPUs"), "does not compose"),
         (page("DRY_RUN=1 METOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"), "fsdp.sh has no METOD"),
-        (page("clipx demo --out x") + shown("y/report.html…"), "line 9: the block before prints\nx/report.html: "),
+        (
+            page("clipx demo --out x") + printed_block("y/report.html…"),
+            "line 9: the block before prints\nx/report.html: ",
+        ),
         (page("def test_it():", "    assert 1 == 2", language="python"), "AssertionError"),
     ],
     ids=lambda text: text.partition(FENCE)[2].splitlines()[1] if FENCE in text else "",
 )
 def test_a_page_with_a_mistake_is_found(text, mistake, folder):
-    (found,) = mistakes_of(text)
-    assert mistake in found
+    (mistake_found,) = mistakes_of(text)
+    assert mistake in mistake_found

@@ -35,12 +35,12 @@ def keys_refused(config):
     return [refusal.key for refusal in refusals_in(raised.value)]
 
 
-# The value that a group needs which cannot train as it is: a loss of one's own.
-GIVEN = {"+clipx=custom": {"clipx.function": "tests.example_losses:soft"}}
+# The value that a group needs which cannot train as it is: a loss of the user's own.
+NEEDED_VALUES = {"+clipx=custom": {"clipx.function": "tests.example_losses:soft"}}
 # The keys that they refuse.
-REFUSED = {"+clipx=base": ["clipx.method"], **{group: [*values] for group, values in GIVEN.items()}}
-# What goes on top of a method with a value that a user has to give.
-THRESHOLD = {
+REFUSED = {"+clipx=base": ["clipx.method"], **{group: [*values] for group, values in NEEDED_VALUES.items()}}
+# The values that a modifier needs from the user.
+VALUES_OF_MODIFIERS = {
     "+clipx/mask=opsm": {"clipx.mask.delta": 0.5},
     "+clipx/hold=clip_fraction": {"clipx.hold.value": 0.1, f"{ACTOR}.ppo_mini_batch_size": 512},
     "+clipx/hold=second_moment": {"clipx.hold.value": 0.05},
@@ -85,7 +85,7 @@ def test_the_steps_have_tokens_in_every_region(scope):
 def test_a_group_trains_or_says_in_the_driver_what_it_needs(group):
     assert group not in REFUSED or keys_refused(merged([group])) == REFUSED[group]
     if group in TRAINABLE:
-        first_call(actor_of(merged([group], GIVEN.get(group, {}))))
+        first_call(actor_of(merged([group], NEEDED_VALUES.get(group, {}))))
 
 
 def is_drawn(group, modifier):
@@ -100,12 +100,12 @@ def is_drawn(group, modifier):
 @pytest.mark.parametrize(
     ("group", "modifier"),
     [
-        pytest.param(*pair, marks=[] if is_drawn(*pair) else pytest.mark.matrix)
-        for pair in product(WITH_OPTIONS, MODIFIERS)
+        pytest.param(group, modifier, marks=[] if is_drawn(group, modifier) else pytest.mark.matrix)
+        for group, modifier in product(WITH_OPTIONS, MODIFIERS)
     ],
 )
 def test_a_group_trains_with_a_modifier(group, modifier):
-    values = GIVEN.get(group, {}) | THRESHOLD.get(modifier, {})
+    values = NEEDED_VALUES.get(group, {}) | VALUES_OF_MODIFIERS.get(modifier, {})
     config = merged([group, modifier], values)
     if modifier in HOLDING and group.partition("=")[2] not in HOLDING[modifier]:
         assert keys_refused(config) in (["clipx.hold"], ["clipx.hold.target"])
@@ -120,7 +120,7 @@ def test_a_group_trains_with_a_modifier(group, modifier):
 @pytest.mark.parametrize("group", WITH_OPTIONS)
 def test_a_group_trains_under_a_scope(group, scope):
     # +clipx.scope where the group does not have it: fixed bounds have no statistics that a scope could be about.
-    config = merged([group], {**GIVEN.get(group, {}), "clipx.scope": scope})
+    config = merged([group], {**NEEDED_VALUES.get(group, {}), "clipx.scope": scope})
     if scope == "lagged" and group in TWO_STAGES:
         assert keys_refused(config) == ["clipx.scope"]
     else:
@@ -181,18 +181,22 @@ DECIDED_BY_LOSS = (
         (["+recipe=acpo/countdown_3b_acpo_off", "+hardware=h100x8"], ["clipx.alpha=2"]),
         *(
             pytest.param(
-                [group], [f"{key}={value}" for key, value in GIVEN.get(group, {}).items()], marks=pytest.mark.matrix
+                [group],
+                [f"{key}={value}" for key, value in NEEDED_VALUES.get(group, {}).items()],
+                marks=pytest.mark.matrix,
             )
             for group in TRAINABLE
         ),
     ],
 )
 def test_the_shortcuts_of_these_tests_give_what_hydra_gives(groups, values):
-    whole, quick = hydra_s(*groups, *values), merged(groups, parsed(*values))
-    assert OmegaConf.to_container(quick.clipx) == OmegaConf.to_container(whole.clipx)
-    short, long = actor_of(quick).policy_loss, built(whole).policy_loss
-    assert dataclasses.replace(short, run=long.run) == long
+    config_of_hydra = hydra_s(*groups, *values)
+    config_of_shortcut = merged(groups, parsed(*values))
+    assert OmegaConf.to_container(config_of_shortcut.clipx) == OmegaConf.to_container(config_of_hydra.clipx)
+    expected = built(config_of_hydra).policy_loss
+    actual = actor_of(config_of_shortcut).policy_loss
+    assert dataclasses.replace(actual, run=expected.run) == expected
     for part in DECIDED_BY_LOSS:
-        assert getattr(short.run.record, part) == getattr(long.run.record, part), part
-    further = (*values, "+a.new.key=[1]", "~trainer.device", "++data.shuffle=false")
-    assert composition(*further, *groups) == by_hydra("ppo_trainer", *MICRO_BATCH, *further, *groups)
+        assert getattr(actual.run.record, part) == getattr(expected.run.record, part), part
+    more_values = (*values, "+a.new.key=[1]", "~trainer.device", "++data.shuffle=false")
+    assert composition(*more_values, *groups) == by_hydra("ppo_trainer", *MICRO_BATCH, *more_values, *groups)

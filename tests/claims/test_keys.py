@@ -44,7 +44,8 @@ def texts_in(tree):
             yield node.lineno, node.value
 
 
-def spelled_in(source):
+def keys_spelled_in(source):
+    """The lines where a key of verl's is spelled, or an attribute is the node of its models."""
     tree = ast.parse(source)
     texts = {line: text for line, text in texts_in(tree) if keys.MODEL_ROOT in text or WHOLE_KEY.fullmatch(text)}
     nodes = {node.lineno: node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -68,12 +69,14 @@ def nodes_read_in(source):
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and node.attr in ROOTS and holds_configuration(node.value):
             lines.add(node.lineno)
-        if isinstance(node, ast.Subscript) and holds_configuration(node.value):
-            lines |= {node.lineno} if getattr(node.slice, "value", None) in ROOTS else set()
+        is_item = isinstance(node, ast.Subscript) and holds_configuration(node.value)
+        if is_item and getattr(node.slice, "value", None) in ROOTS:
+            lines.add(node.lineno)
         if isinstance(node, ast.Call) and name_of(node.func) == "get" and node.args:
-            of_configuration = isinstance(node.func, ast.Attribute) and holds_configuration(node.func.value)
+            is_of_configuration = isinstance(node.func, ast.Attribute) and holds_configuration(node.func.value)
             is_root = getattr(node.args[0], "value", None) in ROOTS
-            lines |= {node.lineno} if of_configuration and is_root else set()
+            if is_of_configuration and is_root:
+                lines.add(node.lineno)
     return lines
 
 
@@ -83,8 +86,9 @@ def keys_read_in(source):
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("OmegaConf.select", "value_at"):
             lines.add(node.lineno)
-        if isinstance(node, ast.Call) and name_of(node.func) == "get" and isinstance(node.func, ast.Attribute):
-            lines |= {node.lineno} if name_of(node.func.value) == "configuration" else set()
+        is_get = isinstance(node, ast.Call) and name_of(node.func) == "get" and isinstance(node.func, ast.Attribute)
+        if is_get and name_of(node.func.value) == "configuration":
+            lines.add(node.lineno)
         if isinstance(node, ast.Subscript) and name_of(node.value) == "configuration":
             lines.add(node.lineno)
     return lines
@@ -100,19 +104,19 @@ def keys_read_in(source):
     ],
 )
 def test_a_spelled_key_is_seen(source):
-    assert spelled_in(source)
+    assert keys_spelled_in(source)
 
 
 @pytest.mark.parametrize(
     "source", ['"""See data.seed."""', 'say(f"raise data.max_response_length, now {x}")', 'read("data/seed")']
 )
-def test_other_texts_are_none(source):
-    assert not spelled_in(source)
+def test_a_text_that_only_names_a_key_is_none(source):
+    assert not keys_spelled_in(source)
 
 
 def test_verls_keys_are_spelled_in_one_file():
-    spelled = {str(path): found for path in FILES if (found := spelled_in(path.read_text()))}
-    assert spelled == {}
+    for path in FILES:
+        assert keys_spelled_in(path.read_text()) == {}, path
 
 
 @pytest.mark.parametrize("source", ["config.trainer", "run.config.data", 'config.get("trainer")', 'base["algorithm"]'])
@@ -126,8 +130,8 @@ def test_a_field_is_no_node(source):
 
 
 def test_no_node_of_verls_is_read_by_its_name():
-    read = {str(path): lines for path in FILES if (lines := nodes_read_in(path.read_text()))}
-    assert read == {}
+    for path in FILES:
+        assert nodes_read_in(path.read_text()) == set(), path
 
 
 @pytest.mark.parametrize(

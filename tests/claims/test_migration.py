@@ -27,13 +27,15 @@ def spans(text: str) -> list[str]:
 def test_every_loss_of_verls_own_has_a_row_and_its_group_exists():
     text = PAGE.split("\n## From verl's own losses\n")[1].split("\n### ")[0]
     rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
-    ours = {spans(loss)[0]: spans(group) for loss, group, _ in rows}
-    assert {*ours} - {"loss_mode"} == {name for name, function in POLICY_LOSS_REGISTRY.items() if not is_ours(function)}
-    for groups in ours.values():
-        assert all((configs_folder() / "clipx" / f"{group}.yaml").is_file() for group in groups)
+    groups_by_loss = {spans(loss)[0]: spans(group) for loss, group, _ in rows}
+    losses_of_verl = {name for name, function in POLICY_LOSS_REGISTRY.items() if not is_ours(function)}
+    assert {*groups_by_loss} - {"loss_mode"} == losses_of_verl
+    for groups in groups_by_loss.values():
+        for group in groups:
+            assert (configs_folder() / "clipx" / f"{group}.yaml").is_file(), group
 
 
-def unknown(option: str, groups: set[str]) -> bool:
+def is_unknown(option: str, groups: set[str]) -> bool:
     """Whether an option of ours doesn't exist under any of the groups."""
     if option.startswith("+"):
         return not (configs_folder() / f"{option.removeprefix('+').replace('=', '/')}.yaml").is_file()
@@ -50,6 +52,7 @@ def test_every_option_that_a_forks_option_becomes_exists():
         text = PAGE.split(f"\n{fork}\n")[1].split("\n#")[0]
         options = [span for span in spans(text) if re.match(r"\+?clipx[./=]", span)]
         groups = {option.partition("=")[2] for option in options if option.startswith("+clipx=")}
-        assert options and [option for option in options if unknown(option, groups)] == [], fork
-    wrong = ("clipx.alhpa=3", "clipx.select.share=1", "+clipx=acpi", "+clipx/select=none")
-    assert all(unknown(option, {"acpo"}) for option in wrong) and not unknown("clipx.update.eta=1", set())
+        assert options and [option for option in options if is_unknown(option, groups)] == [], fork
+    unknown_options = ("clipx.alhpa=3", "clipx.select.share=1", "+clipx=acpi", "+clipx/select=none")
+    assert all(is_unknown(option, {"acpo"}) for option in unknown_options)
+    assert not is_unknown("clipx.update.eta=1", set())

@@ -14,10 +14,10 @@ from tests.claims.documents import ROOT
 from verl_clipx.common.files import read_json
 
 # A page with the folders before it and the section after it; not a link in Markdown, `[page.md](page.md)`.
-NAME = re.compile(r"(?<!\]\()(?<![\w/])([\w/]+\.md)(?!\])(?:#([\w-]+))?")
-WHEEL = re.compile(r'^"(docs/[\w/]+\.md)" = "verl_clipx/(.+)"$', re.MULTILINE)
-NAMES = {path.name for path in (ROOT / "docs").rglob("*.md")}
-SDIST = re.compile(r'^    "/(docs/[\w/]+\.md)",$', re.MULTILINE)
+NAMED_PAGE = re.compile(r"(?<!\]\()(?<![\w/])([\w/]+\.md)(?!\])(?:#([\w-]+))?")
+PAGE_IN_WHEEL = re.compile(r'^"(docs/[\w/]+\.md)" = "verl_clipx/(.+)"$', re.MULTILINE)
+PAGES = {path.name for path in (ROOT / "docs").rglob("*.md")}
+PAGE_IN_SDIST = re.compile(r'^    "/(docs/[\w/]+\.md)",$', re.MULTILINE)
 
 
 def texts_of(source: str) -> Iterator[str]:
@@ -39,7 +39,7 @@ def messages() -> Iterator[str]:
 
 def named_in(text: str) -> set[tuple[str, str]]:
     """The pages of docs that a text names, with their sections, which may be empty."""
-    return {(page, section) for page, section in NAME.findall(text) if page.rpartition("/")[2] in NAMES}
+    return {(page, section) for page, section in NAMED_PAGE.findall(text) if page.rpartition("/")[2] in PAGES}
 
 
 def pages_of_messages() -> set[str]:
@@ -50,8 +50,8 @@ def pages_of_messages() -> set[str]:
 def sections_of(page: str) -> set[str]:
     """The anchors of a page's headings."""
     tokens = MarkdownIt("commonmark").parse((ROOT / page).read_text("utf-8"))
-    heads = [text.content for token, text in pairwise(tokens) if token.type == "heading_open"]
-    return {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}
+    headings = [text.content for token, text in pairwise(tokens) if token.type == "heading_open"]
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 def test_a_name_is_found_in_each_form():
@@ -65,7 +65,8 @@ def test_whoever_has_the_wheel_can_open_each_page_that_a_message_names():
     assert len(pages) > 5
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     # tomllib is not in Python 3.10.
-    assert dict(WHEEL.findall(project)) == {page: page for page in pages}
-    assert {*SDIST.findall(project)} == pages
-    named = sorted(set().union(*map(named_in, messages())))
-    assert [(page, section) for page, section in named if section and section not in sections_of(page)] == []
+    assert dict(PAGE_IN_WHEEL.findall(project)) == {page: page for page in pages}
+    assert {*PAGE_IN_SDIST.findall(project)} == pages
+    for text in messages():
+        for page, section in named_in(text):
+            assert not section or section in sections_of(page), text

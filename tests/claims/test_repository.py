@@ -37,7 +37,7 @@ ENGLISH, CHINESE = ((ROOT / name).read_text(encoding="utf-8") for name in ("READ
 PROJECT = metadata.metadata("verl-clipx")
 
 
-def validated(schema, *files):
+def check_files(schema, *files):
     return CliRunner().invoke(check_jsonschema.main, ["--builtin-schema", schema, *map(str, files)])
 
 
@@ -45,13 +45,13 @@ def validated(schema, *files):
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_each_file_follows_the_schema_of_its_kind(schema, tmp_path):
     assert SCHEMAS[schema]
-    done = validated(schema, *SCHEMAS[schema])
-    assert done.exit_code == 0, done.output
+    checked = check_files(schema, *SCHEMAS[schema])
+    assert checked.exit_code == 0, checked.output
     broken = tmp_path / "broken.yml"
     broken.write_text(
         re.sub(r"\b(timeout-minutes|body|blank_issues_enabled|title):", "else:", SCHEMAS[schema][0].read_text())
     )
-    assert validated(schema, broken).exit_code == 1
+    assert check_files(schema, broken).exit_code == 1
 
 
 def jobs():
@@ -72,8 +72,8 @@ def test_a_job_runs_what_is_there(job):
 
 
 def test_the_form_asks_for_what_the_project_writes():
-    named = [words for words in inline_code_of((FORMS / "bug.yml").read_text()) if words.endswith(".json")]
-    assert named == [record_path(Path(METRICS)).name]
+    json_files = [code for code in inline_code_of((FORMS / "bug.yml").read_text()) if code.endswith(".json")]
+    assert json_files == [record_path(Path(METRICS)).name]
 
 
 def commands(page):
@@ -85,48 +85,52 @@ def commands(page):
 def test_the_translation_has_the_same_commands_links_and_code():
     assert len(commands(ENGLISH)) > 6 and commands(CHINESE) == commands(ENGLISH)
     assert {*inline_code_of(CHINESE)} == {*inline_code_of(ENGLISH)}
-    links = [[link for link in links_of(page) if not link.startswith("README")] for page in (ENGLISH, CHINESE)]
-    assert len(links[0]) > 10 and links[1] == links[0]
+    english_links, chinese_links = (
+        [link for link in links_of(page) if not link.startswith("README")] for page in (ENGLISH, CHINESE)
+    )
+    assert len(english_links) > 10 and chinese_links == english_links
     assert "README.zh.md" in links_of(ENGLISH) and "README.md" in links_of(CHINESE)
     prose = [re.sub(r"```.*?```|\(.*?\)", "", page, flags=re.DOTALL) for page in (ENGLISH, CHINESE)]
-    numbers = [sorted(re.findall(r"\d+(?:\.\d+)?", text)) for text in prose]
-    assert numbers[0] == numbers[1]
+    english_numbers, chinese_numbers = (sorted(re.findall(r"\d+(?:\.\d+)?", text)) for text in prose)
+    assert english_numbers == chinese_numbers
 
 
-@pytest.mark.parametrize(("page", "of_reward"), [(ENGLISH, r"reward|points|score"), (CHINESE, r"奖励|百分点|得分")])
-def test_readme_s_first_screen_has_no_number_of_reward(page, of_reward):
+@pytest.mark.parametrize(("page", "reward_words"), [(ENGLISH, r"reward|points|score"), (CHINESE, r"奖励|百分点|得分")])
+def test_readme_s_first_screen_has_no_number_of_reward(page, reward_words):
     screen, _, _ = page.partition("\n## ")
     sentences = re.split(r"[.:]\s|[。：]|\n\n|\n- ", screen)
     assert len(sentences) > 15
     # Of tokens, versions and bounds there may be numbers.
-    assert [one for one in sentences if re.search(of_reward, one) and re.search(r"\d", one)] == []
+    assert [
+        sentence for sentence in sentences if re.search(reward_words, sentence) and re.search(r"\d", sentence)
+    ] == []
 
 
 def test_readme_names_both_commands_that_do_all_the_set_up():
-    words = [" ".join(command) for command, _, _ in commands(ENGLISH)]
-    assert "bash scripts/quickstart.sh" in words
-    assert "bash scripts/test.sh" in words
+    lines = [" ".join(words) for words, _, _ in commands(ENGLISH)]
+    assert "bash scripts/quickstart.sh" in lines
+    assert "bash scripts/test.sh" in lines
 
 
 def test_the_lines_that_confirm_a_swap_are_those_that_a_run_prints():
     (block,) = [block for block in blocks_of(ENGLISH) if "clipx: receipt:" in block.text]
     assert block.text in CHINESE
-    line, receipt, step = block.text.splitlines()
+    driver_line, receipt_line, step_line = block.text.splitlines()
     # The demo's run under ACPO printed it.
     record = (demo.SHIPPED / demo.RUNS[1] / record_path(Path(METRICS)).name).read_text()
-    (of_driver,) = map(json.loads, re.findall(r'"line": (".*")', record))
-    assert is_as_printed(line, of_driver)
+    (line_in_record,) = map(json.loads, re.findall(r'"line": (".*")', record))
+    assert is_as_printed(driver_line, line_in_record)
     # An f-string over several lines of source.
     printed = re.sub(r'"\s+f?"', "", inspect.getsource(Receipt.__str__))
-    words = receipt.removeprefix("clipx: ").replace("clipx_acpo", "…").replace("token-mean", "…").split("…")
-    assert [part for part in words if part not in printed] == []
-    assert [key for key in (RECEIPT.key, RECEIPT_FAILED.key) if f"actor/{key}:" not in step] == []
+    parts = receipt_line.removeprefix("clipx: ").replace("clipx_acpo", "…").replace("token-mean", "…").split("…")
+    assert [part for part in parts if part not in printed] == []
+    assert [key for key in (RECEIPT.key, RECEIPT_FAILED.key) if f"actor/{key}:" not in step_line] == []
 
 
 def test_the_repository_s_address_has_one_placeholder():
     pages = [*PAGES, ROOT / "README.zh.md"]
-    named = {found for page in pages for found in re.findall(r"github\.com/([\w.-]+)/verl-clipx", page.read_text())}
-    assert named == {"OWNER"} and "instead of OWNER" in (ROOT / "docs/dev/release.md").read_text()
+    owners = {owner for page in pages for owner in re.findall(r"github\.com/([\w.-]+)/verl-clipx", page.read_text())}
+    assert owners == {"OWNER"} and "instead of OWNER" in (ROOT / "docs/dev/release.md").read_text()
     assert all("github.com/OWNER/verl-clipx" in page for page in (ENGLISH, CHINESE))
 
 
@@ -135,7 +139,7 @@ def test_no_page_prints_an_address_that_a_reader_has_to_fill_in():
     assert [page.name for page in PAGES if incomplete.search(page.read_text(encoding="utf-8"))] == []
 
 
-# In place of any name.
+# Names that stand for any test file.
 MADE_UP = {"tests/losses/methods/test_NAME.py", "tests/a/test_b.py"}
 
 
@@ -169,8 +173,8 @@ FUNCTIONS |= {"parameter", "number", "integer", "choice", "of_decision", "of_rol
 def test_the_public_names_are_what_they_are_called_and_documented():
     page, public = (ROOT / "docs" / "own_loss.md").read_text(), {*verl_clipx.__all__}
     for name in public:
-        meant = getattr(verl_clipx, name)
-        assert getattr(meant, "__name__", name) == name
+        public_object = getattr(verl_clipx, name)
+        assert getattr(public_object, "__name__", name) == name
         assert name == "__version__" or re.search(rf"`(@|verl_clipx\.|){name}\b", page), name
     assert {name for name in public if isinstance(getattr(verl_clipx, name), type)} == TYPES
     assert public - TYPES - FUNCTIONS == {"__version__", "METHODS"}

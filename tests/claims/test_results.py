@@ -17,7 +17,9 @@ from verl_clipx.common.statistics.estimate import estimate
 from .documents import ROOT
 
 RUNS = ROOT / "docs" / "results" / "runs" / "reversal"
-REWARD, ENTROPY, KL = "critic/score/mean", "actor/entropy_loss", "actor/ppo_kl"
+REWARD = "critic/score/mean"
+ENTROPY = "actor/entropy_loss"
+KL = "actor/ppo_kl"
 OTHERS = ("dapo", "acpo", "bapo", "dgpo", "cispo", "m2po", "ar")
 REGIMES = ("1", "4", "16", "64", "stale")
 CONTROLS = (("dppo_narrow_stale", "dppo_stale"), ("grpo_narrow_16", "grpo_16"))
@@ -48,15 +50,16 @@ def corrected(row: str, metric: str = REWARD, extra: str | None = None) -> float
     regime = row.rpartition("_")[2]
     rows = [f"{method}_{regime}" for method in OTHERS] + (["grpo_narrow_16"] if regime == "16" else [])
     rows += [extra] if extra else []
-    return dict(zip(rows, holm([minus(one, f"grpo_{regime}", metric).p_value for one in rows]), strict=True))[row]
+    p_values = holm([minus(compared, f"grpo_{regime}", metric).p_value for compared in rows])
+    return dict(zip(rows, p_values, strict=True))[row]
 
 
 def signed(value: float, digits: int = 3) -> str:
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
-def interval(compared: Comparison) -> str:
-    return f"{signed(compared.difference)} [{signed(compared.low)}, {signed(compared.high)}]"
+def interval(comparison: Comparison) -> str:
+    return f"{signed(comparison.difference)} [{signed(comparison.low)}, {signed(comparison.high)}]"
 
 
 def with_p(row: str) -> str:
@@ -81,7 +84,11 @@ def over_all_batches() -> list[tuple[float, float]]:
     rows = [*(f"{method}_16" for method in OTHERS), "grpo_narrow_16"]
     baseline, *means = (series(row, REWARD).mean(axis=1) for row in ("grpo_16", *rows))
     compared = [compare_means(baseline, mean) for mean in means]
-    pairs = zip((one.difference for one in compared), holm([one.p_value for one in compared]), strict=True)
+    pairs = zip(
+        (comparison.difference for comparison in compared),
+        holm([comparison.p_value for comparison in compared]),
+        strict=True,
+    )
     return [
         pair for row, pair in zip(rows, pairs, strict=True) if row.split("_")[0] in ("acpo", "bapo", "dgpo", "m2po")
     ]
@@ -96,14 +103,16 @@ def with_grpo(regime: str) -> str:
     return signed(float(np.mean([correlation(f"{method}_{regime}", f"grpo_{regime}") for method in OTHERS])), 2)
 
 
-def logged_of_reversal() -> list[str]:
+def sentences_of_log() -> list[str]:
     """What neither the page nor reversal.json says of these runs."""
-    clipped = [f"{m.upper()} {share_clipped(f'{m}_stale')}" for m in ("dapo", "bapo", "cispo", "dgpo", "m2po")]
-    first = [f"{at_end(f'{method}_64')[0]:.3f}" for method in ("grpo", "m2po", "acpo")]
+    clipped = [
+        f"{method.upper()} {share_clipped(f'{method}_stale')}" for method in ("dapo", "bapo", "cispo", "dgpo", "m2po")
+    ]
+    first_seeds = [f"{at_end(f'{method}_64')[0]:.3f}" for method in ("grpo", "m2po", "acpo")]
     return [
         f"clip {', '.join(clipped)} of",
         f"with GRPO {', '.join(map(with_grpo, ('4', '16', '64')))} and {with_grpo('stale')} on old rollouts",
-        "with seed 1 GRPO ends at {}, M2PO at {} and ACPO at {}".format(*first),
+        "with seed 1 GRPO ends at {}, M2PO at {} and ACPO at {}".format(*first_seeds),
     ]
 
 
@@ -111,22 +120,26 @@ def sentences_of_reversal() -> list[str]:
     wide = "grpo_wide_stale"
     overall = all_rewards_corrected()
     differences, adjusted = zip(*over_all_batches(), strict=True)
-    pairs = [
+    correlations = [
         correlation(f"{first}_{regime}", f"{second}_{regime}")
         for regime in ("4", "16", "64", "stale")
         for first, second in combinations(("grpo", *OTHERS), 2)
     ]
-    entropies = [minus(f"{method}_16", "grpo_16", ENTROPY).difference for method in ("acpo", "bapo", "dgpo", "m2po")]
+    entropy_differences = [
+        minus(f"{method}_16", "grpo_16", ENTROPY).difference for method in ("acpo", "bapo", "dgpo", "m2po")
+    ]
     largest = max(corrected(f"{method}_16", ENTROPY) for method in ("acpo", "bapo", "dgpo", "m2po"))
-    kl = [series(f"{m}_64", KL).mean() / series("grpo_64", KL).mean() for m in ("acpo", "dgpo", "cispo")]
-    levels = [at_end(f"{method}_64", ENTROPY).mean() for method in ("acpo", "dgpo", "cispo")]
+    kl_ratios = [
+        series(f"{method}_64", KL).mean() / series("grpo_64", KL).mean() for method in ("acpo", "dgpo", "cispo")
+    ]
+    last_entropies = [at_end(f"{method}_64", ENTROPY).mean() for method in ("acpo", "dgpo", "cispo")]
     behind = (series("dppo_stale", REWARD) - series("dppo_narrow_stale", REWARD))[:3, 5:7] * 100
     return [
         f"the default bounds is {interval(minus('grpo_narrow_16', 'grpo_16'))}",
         f"DPPO 0.1 minus DPPO 0.2 is {interval(minus('dppo_narrow_stale', 'dppo_stale'))} "
         f"(p {minus('dppo_narrow_stale', 'dppo_stale').p_value:.3f})",
         f"DPPO 0.1 is behind by {behind.min():.0f} to {behind.max():.0f} points",
-        f"lower by {-max(entropies):.2f} to {-min(entropies):.2f} nats (p {largest:.3f} or less)",
+        f"lower by {-max(entropy_differences):.2f} to {-min(entropy_differences):.2f} nats (p {largest:.3f} or less)",
         f"{min(differences):.2f} to {max(differences):.2f} above GRPO (p {max(adjusted):.3f} or less)",
         *(
             f"{name} {with_p(row)}"
@@ -155,17 +168,17 @@ def sentences_of_reversal() -> list[str]:
                 ("DGPO's with 64 updates", "dgpo_64"),
             )
         ),
-        f"{min(kl):.0f} to {max(kl):.0f} times GRPO's",
-        f"falls to {min(levels):.1f} to {max(levels):.1f} nats",
+        f"{min(kl_ratios):.0f} to {max(kl_ratios):.0f} times GRPO's",
+        f"falls to {min(last_entropies):.1f} to {max(last_entropies):.1f} nats",
         f"the correlation over DPPO's six seeds is {correlation('dppo_narrow_stale', 'dppo_stale'):.2f}",
-        f"{signed(float(np.mean(pairs)), 2)} over all pairs of rows",
+        f"{signed(float(np.mean(correlations)), 2)} over all pairs of rows",
     ]
 
 
 def test_each_number_of_reversal_is_that_of_the_logs():
     page = text_of("docs/results/reversal.md")
     assert [sentence for sentence in sentences_of_reversal() if sentence not in page] == []
-    assert [sentence for sentence in logged_of_reversal() if sentence not in text_of("docs/results/log.md")] == []
+    assert [sentence for sentence in sentences_of_log() if sentence not in text_of("docs/results/log.md")] == []
 
 
 def test_the_table_of_rewards_is_that_of_the_logs():
@@ -185,11 +198,12 @@ def test_the_table_of_rewards_is_that_of_the_logs():
 def test_the_numbers_of_cpu_small_and_of_the_quick_start_are_those_of_the_runs():
     stored = pandas.read_csv(ROOT / "docs/results/cpu_small_steps.csv").query("preset == 'countdown_grpo_off'")
     first, last = ([f"{reward:.3f}" for reward in stored[stored.step == step].reward] for step in (1, 20))
-    said = "{}, {} and {} in the first step, {}, {} and {} in the last".format(*first, *last)
-    assert said in text_of("docs/results/small_runs.md")
+    sentence = "{}, {} and {} in the first step, {}, {} and {} in the last".format(*first, *last)
+    assert sentence in text_of("docs/results/small_runs.md")
     # And the quick start's intervals are Student's.
-    held_out = [
+    held_out_rewards = [
         estimate(pandas.read_json(demo.SHIPPED / run / f"validation/{step}.jsonl", lines=True).score.to_numpy())
         for run, step in ((demo.RUNS[0], 0), *((run, 8) for run in demo.RUNS))
     ]
-    assert all(f"{of.mean:.3f} [{of.low:.3f}, {of.high:.3f}]" in text_of("docs/dev/launching.md") for of in held_out)
+    page = text_of("docs/dev/launching.md")
+    assert all(f"{reward.mean:.3f} [{reward.low:.3f}, {reward.high:.3f}]" in page for reward in held_out_rewards)

@@ -30,8 +30,8 @@ def test_every_page_is_in_the_navigation_and_that_of_papers_names_every_table():
     pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     pages |= {f"methods/{name}.md" for name in BUILT_IN} | {*site_pages.ELSEWHERE.values(), "reference.md"}
     assert set(re.findall(r"[\w/.]+\.md", str(site_pages.with_method_pages(NAVIGATION)))) == pages
-    named = inline_code_of((ROOT / "docs" / "papers.md").read_text(encoding="utf-8"))
-    assert {*table_names()} - {*named} == set()
+    names_on_page = inline_code_of((ROOT / "docs" / "papers.md").read_text(encoding="utf-8"))
+    assert {*table_names()} - {*names_on_page} == set()
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -39,9 +39,11 @@ def test_a_methods_page_says_what_its_class_and_its_groups_say(name):
     (method,) = describe_methods(name)
     page = site_pages.method_page(method)
     assert re.search(r"\bF (?:=|is) ", page) and f"({name}.svg)" in page
-    own = [one for one in method["parameters"] if not one["of_every_method"]]
-    assert own and all(f"| `{one['name']}` | " in page and one["allowed"].replace("|", "\\|") in page for one in own)
-    for parameter in own:
+    own_parameters = [parameter for parameter in method["parameters"] if not parameter["of_every_method"]]
+    assert own_parameters
+    for parameter in own_parameters:
+        assert f"| `{parameter['name']}` | " in page
+        assert parameter["allowed"].replace("|", "\\|") in page
         (_, of_first), *others = parameter["in_groups"].items()
         for group, value in others:
             assert value == of_first or f"| `+clipx={group}` | `{parameter['name']}` | " in page
@@ -54,32 +56,35 @@ def test_a_methods_page_says_what_its_class_and_its_groups_say(name):
 def test_the_figures_weights_by_hand():
     weights = runpy.run_path(str(ROOT / "scripts" / "weight_figure.py"))["weights"]
 
-    def at(method, advantage, ratio):
-        ratios, found = weights(method, advantage, 0.1)
-        return float(found[(ratios - ratio).abs().argmin()])
+    def weight_at(method, advantage, ratio):
+        ratios, weights_of_ratios = weights(method, advantage, 0.1)
+        return float(weights_of_ratios[(ratios - ratio).abs().argmin()])
 
     grpo = METHODS["grpo"](clip_high=1.4)
-    assert at(grpo, 1.0, 1.3) == pytest.approx(1.3, abs=2e-3) and at(grpo, 1.0, 1.5) == 0
-    assert at(grpo, -1.0, 0.7) == 0 and at(grpo, -1.0, 1.5) == pytest.approx(1.5, abs=2e-3)
+    assert weight_at(grpo, 1.0, 1.3) == pytest.approx(1.3, abs=2e-3)
+    assert weight_at(grpo, 1.0, 1.5) == 0
+    assert weight_at(grpo, -1.0, 0.7) == 0
+    assert weight_at(grpo, -1.0, 1.5) == pytest.approx(1.5, abs=2e-3)
     # Without statistics ACPO's epsilon is epsilon_base.
     acpo = METHODS["acpo"](epsilon_base=0.5)
-    assert at(acpo, 1.0, 1.45) > 0 and at(acpo, 1.0, 1.55) == 0
+    assert weight_at(acpo, 1.0, 1.45) > 0
+    assert weight_at(acpo, 1.0, 1.55) == 0
     for name in BUILT_IN:
         assert weights(METHODS[name](), -1.0, 0.4)[1].isfinite().all(), name
 
 
 def test_the_site_shows_what_a_page_leaves_to_a_command():
-    names = ("methods.md", "metrics.md")
-    shown = {name: site_pages.with_printed((ROOT / "docs" / name).read_text()) for name in names}
-    assert not any("<!-- the site shows" in text for text in shown.values())
-    assert "| `acpo`, `acpo_reference` | " in shown["methods.md"]
-    keys = ("ratio_mean", "effective_sample_size", "clip_fraction")
-    assert all(f"`clipx/{key}`" in shown["metrics.md"] for key in keys)
+    methods = site_pages.with_printed((ROOT / "docs" / "methods.md").read_text())
+    metrics = site_pages.with_printed((ROOT / "docs" / "metrics.md").read_text())
+    assert "<!-- the site shows" not in methods + metrics
+    assert "| `acpo`, `acpo_reference` | " in methods
+    for key in ("ratio_mean", "effective_sample_size", "clip_fraction"):
+        assert f"`clipx/{key}`" in metrics
     with pytest.raises(ValueError, match="nothing"):
         site_pages.with_printed("<!-- the site shows: clipx metrics nothing -->")
 
 
-def build_words():
+def build_arguments():
     """The words of the one command in scripts/test.sh that builds the site."""
     lines = (ROOT / "scripts" / "test.sh").read_text().splitlines()
     (line,) = [line for line in lines if "mkdocs build" in line and not line.lstrip().startswith(("#", "say"))]
@@ -114,12 +119,12 @@ def test_the_build_fails_for_a_link_that_leads_nowhere(tmp_path, link):
     # Without what makes pages out of the source, which takes half a minute.
     settings |= {"INHERIT": str(ROOT / "mkdocs.yml"), "hooks": [], "plugins": []}
     (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(settings))
-    done = run_mkdocs(*build_words(), "--config-file", str(tmp_path / "mkdocs.yml"))
+    result = run_mkdocs(*build_arguments(), "--config-file", str(tmp_path / "mkdocs.yml"))
     if "other.md#here" in link:
-        assert done.returncode == 0, done.stderr
+        assert result.returncode == 0, result.stderr
     else:
-        assert done.returncode == 1, done.stderr
-        assert re.search(r"WARNING .*index\.md", done.stderr)
+        assert result.returncode == 1, result.stderr
+        assert re.search(r"WARNING .*index\.md", result.stderr)
 
 
 def test_a_link_out_of_docs_leads_to_a_page_that_shows_the_file_or_folder():
@@ -167,8 +172,8 @@ def test_a_coding_assistant_finds_every_page_as_markdown_by_its_title(tmp_path):
         "plugins": [plugin for plugin in plugins if "llms-source" in plugin],
     }
     (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(settings))
-    done = run_mkdocs("build", "--config-file", str(tmp_path / "mkdocs.yml"))
-    assert done.returncode == 0, done.stderr
+    result = run_mkdocs("build", "--config-file", str(tmp_path / "mkdocs.yml"))
+    assert result.returncode == 0, result.stderr
     listed = (tmp_path / "site" / "llms.txt").read_text().splitlines()
     assert "- [Start here](https://pages.example/index.md)" in listed
     assert "- [Mac and Windows](https://pages.example/mac_windows.md)" in listed
@@ -184,10 +189,10 @@ def test_links_are_written_in_markdown_since_the_build_checks_no_other():
 @pytest.mark.slow
 @pytest.mark.matrix
 def test_the_site_loads_nothing_from_another(tmp_path):
-    done = run_mkdocs(*build_words(), "--site-dir", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    result = run_mkdocs(*build_arguments(), "--site-dir", str(tmp_path))
+    assert result.returncode == 0, result.stderr
     # MkDocs only mentions a link to what it leaves out of the site.
-    assert "contains a link" not in done.stderr
+    assert "contains a link" not in result.stderr
     kinds = r"script|img|link rel=\"(?:stylesheet|preload|preconnect)\""
     loads = re.compile(rf"<(?:{kinds})[^>]*(?:src|href)=\"(?:https?:)?//")
     listed = re.findall(r"\]\(https://pages\.example/(\S+\.md)\)", (tmp_path / "llms.txt").read_text())

@@ -14,7 +14,7 @@ from tests.recipes.shell import Machine
 from .documents import ROOT
 
 # Each step by the words that its stand-in sees; a step whose words are in $FAILS fails.
-FAIL = '[[ "${0##*/} $*" != ${FAILS:-nothing}* ]]'
+FAIL_IF_NAMED = '[[ "${0##*/} $*" != ${FAILS:-nothing}* ]]'
 PROGRAMS = ("ruff", "shellcheck", "hadolint", "lint-imports", "mkdocs", "python", "chromium")
 STEPS = [
     "ruff check",
@@ -45,20 +45,20 @@ def checkout(tmp_path):
 @pytest.fixture
 def run(checkout):
     """Runs one of the scripts with what is to fail."""
-    machine = Machine(checkout / ".venv", **dict.fromkeys(PROGRAMS, FAIL), git="echo scripts/test.sh")
+    machine = Machine(checkout / ".venv", **dict.fromkeys(PROGRAMS, FAIL_IF_NAMED), git="echo scripts/test.sh")
 
     def start(script: str, *words: str, **variables: str):
-        done = machine.run(checkout / script, *words, cwd=checkout, **variables)
-        return done, machine.calls
+        result = machine.run(checkout / script, *words, cwd=checkout, **variables)
+        return result, machine.calls
 
     return start
 
 
 @pytest.mark.parametrize("script", ["scripts/test.sh", ".ci/run"])
 def test_where_nothing_fails_every_step_has_run(run, script):
-    done, calls = run(script)
-    assert done.returncode == 0, done.stderr
-    assert "everything passed" in done.stdout
+    result, calls = run(script)
+    assert result.returncode == 0, result.stderr
+    assert "everything passed" in result.stdout
     lines = [" ".join(call) for call in calls]
     assert [step for step in STEPS if not any(line.startswith(step) for line in lines)] == []
     assert "shellcheck scripts/test.sh" in lines
@@ -72,8 +72,8 @@ def named_tests(calls):
 
 def test_beside_another_verl_the_contract_comes_first_and_then_trainings(run, checkout):
     (checkout / "elsewhere" / "verl").mkdir(parents=True)
-    done, calls = run("scripts/test.sh", "--verl", str(checkout / "elsewhere"), "-x")
-    assert done.returncode == 0, done.stderr
+    result, calls = run("scripts/test.sh", "--verl", str(checkout / "elsewhere"), "-x")
+    assert result.returncode == 0, result.stderr
     contract, trainings = named_tests(calls)
     assert "tests/training/worker/test_verl_contract.py" in contract
     assert any("test_resume.py" in name for name in trainings) and any("fully_async" in name for name in trainings)
@@ -86,18 +86,18 @@ def test_beside_another_verl_the_contract_comes_first_and_then_trainings(run, ch
 @pytest.mark.parametrize("failing", ["environment", "python -m pytest -m", "python -m pytest --durations"])
 def test_what_fails_beside_another_verl_fails_the_script(run, checkout, failing):
     (checkout / "elsewhere" / "verl").mkdir(parents=True)
-    done, _ = run("scripts/test.sh", "--verl", str(checkout / "elsewhere"), FAILS=failing)
-    assert done.returncode != 0 and "everything passed" not in done.stdout
+    result, _ = run("scripts/test.sh", "--verl", str(checkout / "elsewhere"), FAILS=failing)
+    assert result.returncode != 0 and "everything passed" not in result.stdout
 
 
 @pytest.mark.parametrize("words", [("--verl",), ("--verl", "nowhere")])
 def test_a_folder_without_a_verl_is_refused(run, words):
-    done, calls = run("scripts/test.sh", *words)
-    assert done.returncode == 2 and "checkout of verl" in done.stderr and not named_tests(calls)
+    result, calls = run("scripts/test.sh", *words)
+    assert result.returncode == 2 and "checkout of verl" in result.stderr and not named_tests(calls)
 
 
 # Without the folder that Python starts in, in which this project's tests are found first.
-WHERE = """
+PRINT_PLACES = """
 from importlib.util import find_spec
 print(find_spec("verl").origin)
 print(getattr(find_spec("tests"), "origin", "nowhere"))
@@ -108,25 +108,25 @@ def test_a_command_beside_another_verl_sees_its_package_alone(tmp_path):
     for package in ("verl", "tests"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
-    command = ("bash", "scripts/beside_verl.sh", tmp_path, sys.executable, "-P", "-c", WHERE)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    verl, tests = map(Path, done.stdout.splitlines())
+    command = ("bash", "scripts/beside_verl.sh", tmp_path, sys.executable, "-P", "-c", PRINT_PLACES)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    verl, tests = map(Path, result.stdout.splitlines())
     assert tests != tmp_path / "tests" / "__init__.py"
     assert verl.parts[-2:] == ("verl", "__init__.py") and not verl.exists(), "the link to it is left"
 
 
 @pytest.mark.parametrize("words", [(), ("nowhere", "true")])
 def test_a_command_beside_no_verl_is_refused(words):
-    done = subprocess.run(["bash", "scripts/beside_verl.sh", *words], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "checkout of verl" in done.stderr
+    result = subprocess.run(["bash", "scripts/beside_verl.sh", *words], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 2 and "checkout of verl" in result.stderr
 
 
 @pytest.mark.parametrize("script", ["scripts/test.sh", ".ci/run"])
 @pytest.mark.parametrize("step", ["environment", *STEPS])
 def test_a_step_that_fails_fails_the_script(run, script, step):
-    done, _ = run(script, FAILS=step)
-    assert done.returncode != 0
-    assert "everything passed" not in done.stdout
+    result, _ = run(script, FAILS=step)
+    assert result.returncode != 0
+    assert "everything passed" not in result.stdout
 
 
 @pytest.mark.parametrize("words", [(), ("--fast",), ("--all",)])

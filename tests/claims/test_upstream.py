@@ -19,7 +19,7 @@ from verl_clipx.common.verl_version import VERL_RANGE
 TEXTS = ROOT / "docs" / "dev" / "upstream"
 SCRIPT = TEXTS / "recipe" / "run_qwen3_8b_acpo_fsdp.sh"
 
-USING_THE_PATCH = """
+USE_THE_PATCH = """
 import os, sys
 from pathlib import Path
 
@@ -37,32 +37,46 @@ from pre_update_example import loss
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
-calls, passes, forward = [], [], FSDPEngine.forward_backward_batch
-def recorded(**call):
+calls = []
+passes = []
+forward_backward_batch = FSDPEngine.forward_backward_batch
+
+def record_call(**call):
     mask = call["response_mask"]
-    tokens = [call[name].detach()[mask].double() for name in ("log_prob", "advantages")]
-    calls.append((call["pre_update"], *tokens))
+    log_prob = call["log_prob"].detach()[mask].double()
+    advantages = call["advantages"].detach()[mask].double()
+    calls.append({"pre_update": call["pre_update"], "log_prob": log_prob, "advantage": advantages})
     return loss(**call)
-def counted(self, *words, forward_only=False, **named):
+
+def count_pass(self, *arguments, forward_only=False, **named):
     passes.append(forward_only)
-    return forward(self, *words, forward_only=forward_only, **named)
-POLICY_LOSS_REGISTRY["centred"], FSDPEngine.forward_backward_batch = recorded, counted
+    return forward_backward_batch(self, *arguments, forward_only=forward_only, **named)
+
+POLICY_LOSS_REGISTRY["centred"] = record_call
+FSDPEngine.forward_backward_batch = count_pass
 
 save_model(Path("model"), width=64, layers=1)
-lengths, one = range(3, 11), torch.ones
-rows = [Row(torch.arange(2, 4 + n), 2, -6 * one(n), one(n, dtype=torch.int64), n % 3 - 1.0) for n in lengths]
-cut = ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
-cut += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1", "actor_rollout_ref.actor.optim.lr=0.01"]
+rows = []
+for length in range(3, 11):
+    tokens = torch.arange(2, 4 + length)
+    mask = torch.ones(length, dtype=torch.int64)
+    rows.append(Row(tokens, 2, -6 * torch.ones(length), mask, length % 3 - 1.0))
+overrides = [
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
+    "actor_rollout_ref.actor.optim.lr=0.01",
+]
 for mode, expected in (("centred", [True, False] * 2), ("vanilla", [False] * 2)):
     passes.clear()
-    config = compose_run(Path("model"), 1, [*cut, f"actor_rollout_ref.actor.policy_loss.loss_mode={mode}"])
+    config = compose_run(Path("model"), 1, [*overrides, f"actor_rollout_ref.actor.policy_loss.loss_mode={mode}"])
     update(config, rows, updates=2)
     assert passes == expected, (mode, passes)
-assert len(calls) == 8 and calls[0][0]["log_prob"] != calls[4][0]["log_prob"]
-for of_update in (calls[:4], calls[4:]):
-    for place, name in enumerate(("log_prob", "advantage"), start=1):
-        mean = torch.cat([call[place] for call in of_update]).mean()
-        assert all(torch.isclose(call[0][name], mean, rtol=1e-6) for call in of_update), name
+assert len(calls) == 8 and calls[0]["pre_update"]["log_prob"] != calls[4]["pre_update"]["log_prob"]
+for calls_of_update in (calls[:4], calls[4:]):
+    for name in ("log_prob", "advantage"):
+        mean = torch.cat([call[name] for call in calls_of_update]).mean()
+        assert all(torch.isclose(call["pre_update"][name], mean, rtol=1e-6) for call in calls_of_update), name
 """
 
 
@@ -71,10 +85,10 @@ for of_update in (calls[:4], calls[4:]):
 def test_the_patch_gives_a_loss_the_whole_mini_batch(tmp_path):
     copytree(Path(verl.__file__).parent, tmp_path / "verl", ignore=lambda *_: ["__pycache__"])
     subprocess.run(["git", "apply", TEXTS / "pre_update_hook.patch"], cwd=tmp_path, check=True)
-    (tmp_path / "use.py").write_text(USING_THE_PATCH)
+    (tmp_path / "use.py").write_text(USE_THE_PATCH)
     command = [sys.executable, "use.py", str(TEXTS), str(ROOT / "benchmarks")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.slow

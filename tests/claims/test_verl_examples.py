@@ -9,14 +9,14 @@ from .configuration import ACTOR
 from .documents import ROOT
 from .verl_examples.examples import GROUPS, MAIN, RELEASE, examples, outcomes, outcomes_here, outcomes_of
 
-OF_MAIN = [example for example in examples() if MAIN in example.revisions]
+EXAMPLES_OF_MAIN = [example for example in examples() if MAIN in example.revisions]
 # The examples that compose alone beside each verl: beside its main, of its own.
 COMPOSING = {
-    verl: [example for example in among if "alone" not in outcomes(verl)[example.name]]
-    for verl, among in ((RELEASE, examples()), (MAIN, OF_MAIN))
+    verl: [example for example in candidates if "alone" not in outcomes(verl)[example.name]]
+    for verl, candidates in ((RELEASE, examples()), (MAIN, EXAMPLES_OF_MAIN))
 }
-# Of each kind of outcome one.
-CHOSEN = {tuple(outcomes()[example.name].values()): example.name for example in COMPOSING[RELEASE]}.values()
+# An example of each kind of outcome, which is in every run.
+ALWAYS_TESTED = {tuple(outcomes()[example.name].values()): example.name for example in COMPOSING[RELEASE]}.values()
 
 # Why a script is refused under +clipx=acpo, by the script's own setting that is the reason.
 REASONS = {
@@ -43,16 +43,22 @@ def test_only_what_verl_s_main_composes_and_0_9_1_does_not_comes_out_differently
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(one, id=one.name, marks=[pytest.mark.matrix] * (one.name not in CHOSEN)) for one in examples()],
+    [
+        pytest.param(example, id=example.name, marks=[] if example.name in ALWAYS_TESTED else pytest.mark.matrix)
+        for example in examples()
+    ],
 )
 def test_hydra_gives_what_is_written_down(example):
     assert outcomes_of(example) == outcomes_here()[example.name]
 
 
-def reason_of(said):
+def reason_of(settings):
     """The first key of REASONS for which a script's own settings are refused, or None."""
-    bypass = "algorithm.rollout_correction.bypass_mode" in said
-    return next((key for key in REASONS if key in said and (bypass or not key.endswith("rollout_is"))), None)
+    bypass = "algorithm.rollout_correction.bypass_mode" in settings
+    for key in REASONS:
+        if key in settings and (bypass or not key.endswith("rollout_is")):
+            return key
+    return None
 
 
 def counts_of(verl):
@@ -60,8 +66,9 @@ def counts_of(verl):
     counts = dict.fromkeys(REASONS, 0)
     for example in COMPOSING[verl]:
         # By what the script says, without the plugin.
-        said = dict(word.split("=", 1) for word in example.arguments if "=" in word)
-        reason, wider = reason_of(said), said.get(f"{ACTOR}.clip_ratio_high", "0.2")
+        settings = dict(word.split("=", 1) for word in example.arguments if "=" in word)
+        reason = reason_of(settings)
+        clip_ratio_high = settings.get(f"{ACTOR}.clip_ratio_high", "0.2")
         for group in GROUPS:
             outcome = outcomes(verl)[example.name][group]
             if reason:
@@ -69,18 +76,21 @@ def counts_of(verl):
             else:
                 assert "refused" not in outcome
                 bound = "clip_high=1.28" if group == "grpo" else "not used: clip_ratio_high"
-                assert wider == "0.2" or bound in outcome
+                assert clip_ratio_high == "0.2" or bound in outcome
         if reason:
             counts[reason] += 1
     return counts
 
 
 def test_no_script_keeps_another_loss_or_loses_a_bound_and_the_page_counts_every_refusal():
-    counts, on_main = counts_of(RELEASE), counts_of(MAIN)
-    refused, refused_on_main = sum(counts.values()), sum(on_main.values())
-    number, number_on_main = len(COMPOSING[RELEASE]), len(COMPOSING[MAIN])
-    more = number_on_main - sum(example in COMPOSING[RELEASE] for example in OF_MAIN)
-    of_reasons = (f"{count} for `{key.rpartition('.')[2]}`" for key, count in on_main.items())
+    counts = counts_of(RELEASE)
+    refused = sum(counts.values())
+    number = len(COMPOSING[RELEASE])
+    counts_on_main = counts_of(MAIN)
+    refused_on_main = sum(counts_on_main.values())
+    number_on_main = len(COMPOSING[MAIN])
+    fewer = number_on_main - sum(example in COMPOSING[RELEASE] for example in EXAMPLES_OF_MAIN)
+    reasons_on_main = (f"{count} for `{key.rpartition('.')[2]}`" for key, count in counts_on_main.items())
     lines = [
         f"verl 0.9.1 composes the configuration of {number} of them. The plugin accepts {number - refused} of these "
         "under `+clipx=acpo`; none was",
@@ -88,11 +98,11 @@ def test_no_script_keeps_another_loss_or_loses_a_bound_and_the_page_counts_every
         "",
         *(f"- `{key.rpartition('.')[2]}` ({reason}), {counts[key]}" for key, reason in REASONS.items()),
         "",
-        f"verl's main composes {number_on_main} of its own {len(OF_MAIN)}; 0.9.1 composes {more} fewer of these, "
-        "because only main has",
+        f"verl's main composes {number_on_main} of its own {len(EXAMPLES_OF_MAIN)}; 0.9.1 composes {fewer} fewer of "
+        "these, because only main has",
         f"`actor.megatron.grad_offload`. The plugin accepts {number_on_main - refused_on_main} of the {number_on_main} "
         f"under `+clipx=acpo`. It refuses the other {refused_on_main} for the same",
-        f"reasons: {', '.join(of_reasons)}.",
+        f"reasons: {', '.join(reasons_on_main)}.",
     ]
     page = (ROOT / "docs" / "support.md").read_text()
     assert page.split("<!-- verl's examples -->\n")[1].split("\n<!-- end -->")[0] == "\n".join(lines), lines

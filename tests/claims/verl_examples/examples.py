@@ -27,7 +27,8 @@ from verl_clipx.run.start import named_keys, resolve_into_config
 HERE = Path(__file__).parent
 GROUPS = ("grpo", "acpo")
 # The verls beside which the examples were composed.
-RELEASE, MAIN = "0.9.1", "main"
+RELEASE = "0.9.1"
+MAIN = "main"
 # What is written down of a method.
 SHOWN = {"grpo": ("clip_low", "clip_high", "dual_clip"), "acpo": ("alpha", "epsilon_base", "dual_clip")}
 
@@ -49,7 +50,9 @@ class Example(NamedTuple):
 def examples() -> tuple[Example, ...]:
     """All of overrides.json."""
     commands = json.loads((HERE / "overrides.json").read_text())["commands"]
-    return tuple(Example(one["script"], tuple(one["revisions"]), tuple(one["arguments"])) for one in commands)
+    return tuple(
+        Example(command["script"], tuple(command["revisions"]), tuple(command["arguments"])) for command in commands
+    )
 
 
 @cache
@@ -101,8 +104,7 @@ def _outcome(overrides: list[str], group: str) -> str:
 
 def main() -> None:
     """Prints outcomes.json."""
-    found = {example.name: outcomes_of(example) for example in examples()}
-    lines = (f" {json.dumps(name)}: {json.dumps(of)}" for name, of in found.items())
+    lines = (f" {json.dumps(example.name)}: {json.dumps(outcomes_of(example))}" for example in examples())
     print("{\n" + ",\n".join(lines) + "\n}")
 
 
