@@ -31,10 +31,17 @@ def task(tmp_path_factory) -> Task:
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
-    folder, config = folder / "task", CountdownConfig()
+    folder = folder / "task"
+    config = CountdownConfig()
     with FileLock(folder.with_suffix(".lock")):
         if not folder.exists():
             write_countdown(folder, 256, 32)
-        given = {"config": WarmStartConfig(steps=WARM_START_STEPS), "cache": folder / "policies", "num_threads": 1}
-        policy = fit_policy(generate_problems(config, 2000, 0, "train"), config.operators, mistakes=0.5, **given)
+        policy = fit_policy(
+            generate_problems(config, 2000, 0, "train"),
+            config.operators,
+            mistakes=0.5,
+            config=WarmStartConfig(steps=WARM_START_STEPS),
+            cache=folder / "policies",
+            num_threads=1,
+        )
     return Task(folder / "train.parquet", folder / "test.parquet", policy)

@@ -26,22 +26,21 @@ VALIDATION = (
 
 def evaluate(model, questions, out, *overrides) -> dict:
     """Run `clipx papers eval run`; its results on the only benchmark."""
-    printed = clipx(
-        *("papers", "eval", "run", model, "+hardware=cpu", *overrides, "--benchmark", questions, "--out", out),
-        *("--max-tokens", MAX_TOKENS, "--samples", SAMPLES),
-    )
+    options = ("--benchmark", questions, "--out", out, "--max-tokens", MAX_TOKENS, "--samples", SAMPLES)
+    printed = clipx("papers", "eval", "run", model, "+hardware=cpu", *overrides, *options)
     results = json.loads((out / "results.json").read_text())["benchmarks"]["test"]
     assert f"{results['questions']} questions, sampled" in printed and "avg@8" in printed
     return results
 
 
-def check_evaluation(given: Task, run: Run, name: str, step: int, folder: Path, *base: str) -> None:
+def check_evaluation(task: Task, run: Run, name: str, step: int, folder: Path, *base: str) -> None:
     """Evaluates a run's checkpoint, whose accuracy must be that of the run's validation; arguments as for
     `check_both_ways`. Merged, unless `base` says how to load its shards: by model and ranks.
     """
     checkpoint = run.folder / "checkpoints" / f"global_step_{step}"
-    questions, scores = len(pandas.read_parquet(given.test)), folder / checkpoint.name / "test" / "scores.parquet"
-    results = evaluate(checkpoint, given.test, folder, *base)
+    questions = len(pandas.read_parquet(task.test))
+    scores = folder / checkpoint.name / "test" / "scores.parquet"
+    results = evaluate(checkpoint, task.test, folder, *base)
     assert bool(base) != (checkpoint / "actor" / "merged_huggingface" / "config.json").is_file()
     accuracies = pandas.read_parquet(scores)["reward/acc"].to_numpy().reshape(-1, SAMPLES)
     assert results["questions"] == len(accuracies) == questions
@@ -55,23 +54,23 @@ def check_evaluation(given: Task, run: Run, name: str, step: int, folder: Path, 
     assert abs(results["result"]["avg@8"]["mean"] - validated) <= 4 * math.sqrt(variance)
 
 
-def check_both_ways(given: Task, run: Run, name: str, step: int, folder: Path, ranks: int = 1) -> Path:
+def check_both_ways(task: Task, run: Run, name: str, step: int, folder: Path, ranks: int = 1) -> Path:
     """Checks the evaluation of a run's checkpoint by its shards and merged; returns the folder of the one by shards.
 
     The run has validated, with `VALIDATION`, and saved in the step; `name` is the task's in verl's metrics. One rank
     and the merged weights, rounded to bfloat16: the same seeds give nearly the same texts.
     """
-    base = (f"trainer.n_gpus_per_node={ranks}", f"actor_rollout_ref.model.path={given.policy}")
-    folders = folder / "shards", folder / "merged"
+    base = (f"trainer.n_gpus_per_node={ranks}", f"actor_rollout_ref.model.path={task.policy}")
+    by_shards = folder / "shards"
+    merged = folder / "merged"
     # A merged checkpoint stays merged.
     shutil.rmtree(run.folder / f"checkpoints/global_step_{step}/actor/merged_huggingface", ignore_errors=True)
-    check_evaluation(given, run, name, step, folders[0], *base)
-    check_evaluation(given, run, name, step, folders[1])
-    questions = len(pandas.read_parquet(given.test))
-    texts = [
-        read_completions([out / f"global_step_{step}/test/completions/seed-0"], questions, SAMPLES)["text"]
-        for out in folders
-    ]
-    assert (texts[0] == texts[1]).mean() > 0.8 and texts[0].nunique() > SAMPLES
-    assert "test: second minus first" in clipx("papers", "eval", "compare", *reversed(folders))
-    return folders[0]
+    check_evaluation(task, run, name, step, by_shards, *base)
+    check_evaluation(task, run, name, step, merged)
+    questions = len(pandas.read_parquet(task.test))
+    completions = f"global_step_{step}/test/completions/seed-0"
+    texts_by_shards = read_completions([by_shards / completions], questions, SAMPLES)["text"]
+    texts_merged = read_completions([merged / completions], questions, SAMPLES)["text"]
+    assert (texts_by_shards == texts_merged).mean() > 0.8 and texts_by_shards.nunique() > SAMPLES
+    assert "test: second minus first" in clipx("papers", "eval", "compare", merged, by_shards)
+    return by_shards

@@ -24,8 +24,10 @@ def flash_attention_of_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=
     """Attention within each of the sequences that lie one behind the other, (tokens, heads, head size)."""
     assert torch.equal(cu_seqlens_q, cu_seqlens_k)
     sizes = cu_seqlens_q.diff().tolist()
-    parts = zip(*(states.split(sizes) for states in (q, k, v)), strict=True)
-    return torch.cat([flash_attention(*(one[None] for one in part), **options)[0] for part in parts])
+    sequences = zip(q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
+    return torch.cat(
+        [flash_attention(queries[None], keys[None], values[None], **options)[0] for queries, keys, values in sequences]
+    )
 
 
 @when_imported("transformers.modeling_utils")

@@ -28,24 +28,26 @@ def mean(trained: Any, metric: str) -> float:
 
 def regions_of(method: str) -> tuple[set[str], set[str]]:
     """Those of `FRACTIONS` that tokens of any ratio and either sign are in, and all where the weight is not 0."""
-    kind = METHODS[method](**fact(method, "PARAMETERS_IN_TRAINING", {}))
-    usual = evaluate(kind, **select_inputs(kind, example()))
+    instance = METHODS[method](**fact(method, "PARAMETERS_IN_TRAINING", {}))
+    usual = evaluate(instance, **select_inputs(instance, example()))
     # A second stage is about the tokens' own means.
-    statistics = None if kind.second_statistics_size else usual.statistics
-    found = evaluate(kind, statistics=statistics, **select_inputs(kind, every_ratio()))
-    t, weighted = found.tokens, kind.gradient(found.tokens, found.bounds, found.weight)
-    sums = token_metrics(token_sums(t, kind.bounded(t), found.bounds, weighted, None, None))
+    statistics = None if instance.second_statistics_size else usual.statistics
+    evaluation = evaluate(instance, statistics=statistics, **select_inputs(instance, every_ratio()))
+    tokens = evaluation.tokens
+    gradient = instance.gradient(tokens, evaluation.bounds, evaluation.weight)
+    sums = token_metrics(token_sums(tokens, instance.bounded(tokens), evaluation.bounds, gradient, None, None))
     reached = {region for region, name in FRACTIONS.items() if sums[f"clipx/{name}"] > 0}
     return reached, {region for region in REGIONS if sums[f"clipx/gradient_mass/{region}"] > 0}
 
 
 def check_method(method: str, trained: Any) -> None:
     """The metrics of a run or an optimizer step, which its `values` gives by their names, are those of the method."""
-    reached, pulling = regions_of(method)
-    for region in {*REGIONS} - pulling:
+    reached, with_gradient = regions_of(method)
+    for region in {*REGIONS} - with_gradient:
         assert mean(trained, f"actor/clipx/gradient_mass/{region}") == 0, region
     for region in FRACTIONS.keys() - reached:
         assert mean(trained, f"actor/clipx/{FRACTIONS[region]}") == 0, region
-    for some in (pulling, pulling & {"HP", "LN"}):
-        assert not some or sum(mean(trained, f"actor/clipx/gradient_mass/{region}") for region in some) > 0, some
+    for regions in (with_gradient, with_gradient & {"HP", "LN"}):
+        if regions:
+            assert sum(mean(trained, f"actor/clipx/gradient_mass/{region}") for region in regions) > 0, regions
     fact(method, "check_training", lambda values: None)(trained.values)

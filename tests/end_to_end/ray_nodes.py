@@ -18,7 +18,8 @@ import psutil
 from .runs import REPOSITORY, kill_tree
 
 # Not 127.0.0.1: Ray replaces it by the machine's own address.
-HEAD, NODES = "127.0.0.2", ("127.0.0.3", "127.0.0.4")
+HEAD = "127.0.0.2"
+NODES = ("127.0.0.3", "127.0.0.4")
 SECONDS_TO_JOIN = 120
 # Ray gives a starting node 15 s for its agents; on a busy machine it gives up now and then.
 ATTEMPTS = 3
@@ -52,7 +53,7 @@ class Cluster:
         """
         for address in addresses:
             if address in self.nodes:
-                end(self.nodes[address])
+                kill_node(self.nodes[address])
             if self.nodes:
                 # As in configs/hardware/cpu.yaml: verl reserves more CPUs than it uses.
                 role = [f"--address={HEAD}:{self.port}", "--num-gpus=1", "--num-cpus=64"]
@@ -63,10 +64,10 @@ class Cluster:
             place = [f"--node-ip-address={address}", f"--temp-dir={self.folder / address}"]
             place += [f"--dashboard-agent-listen-port={free_port()}", "--object-store-memory=200000000"]
             command = [sys.executable, *ray, "start", "--block", "--disable-usage-stats", *place, *role]
-            self.nodes[address] = self._started(address, command)
+            self.nodes[address] = self._start_node(address, command)
         self._wait()
 
-    def _started(self, address: str, command: list[str]) -> psutil.Popen:
+    def _start_node(self, address: str, command: list[str]) -> psutil.Popen:
         log = self.folder / f"{address}.log"
         for _ in range(ATTEMPTS):
             with log.open("wb") as output:
@@ -80,22 +81,24 @@ class Cluster:
     def _wait(self) -> None:
         script = str(REPOSITORY / "recipes" / "cluster" / "wait_for_nodes.py")
         command = [sys.executable, script, f"{HEAD}:{self.port}", str(len(self.nodes)), str(SECONDS_TO_JOIN)]
-        given = {"env": os.environ | self.environment, "text": True, "timeout": 2 * SECONDS_TO_JOIN}
+        environment = os.environ | self.environment
         deadline = time.monotonic() + SECONDS_TO_JOIN
         # Ray may count a killed node for a while, so that there are more than the script waits for.
         while True:
             try:
-                done = subprocess.run(command, capture_output=True, **given)
+                result = subprocess.run(
+                    command, env=environment, capture_output=True, text=True, timeout=2 * SECONDS_TO_JOIN
+                )
             except subprocess.TimeoutExpired as error:
                 raise AssertionError(f"{error}\n{self.logs()}") from None
-            if done.stdout.split()[1:] == sorted(self.nodes):
+            if result.stdout.split()[1:] == sorted(self.nodes):
                 return
-            assert time.monotonic() < deadline, f"{done.stdout}{done.stderr}\n{self.logs()}"
+            assert time.monotonic() < deadline, f"{result.stdout}{result.stderr}\n{self.logs()}"
 
     def stop(self) -> None:
         """Kills all processes of all nodes; `ray stop` would kill every Ray process of the user."""
         for node in self.nodes.values():
-            end(node)
+            kill_node(node)
 
     def processes(self, address: str, name: str) -> list[psutil.Process]:
         """The processes of a node whose program, or whose actor as Ray shows it, has a name that begins so."""
@@ -131,7 +134,7 @@ def ray_cluster(**environment: str) -> Iterator[Cluster]:
     assert not left, f"outside the trees of the nodes: {left}"
 
 
-def end(node: psutil.Popen) -> None:
+def kill_node(node: psutil.Popen) -> None:
     """Kills all processes of a node."""
     kill_tree(node.pid)
     node.wait()

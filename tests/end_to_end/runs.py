@@ -39,15 +39,15 @@ class Run:
         return json.loads((self.folder / f"checkpoints/global_step_{step}/actor/clipx_state.json").read_text())
 
 
-def check_receipt(run: Run, *firsts: int, rounding: float = 1e-4) -> pandas.DataFrame:
+def check_receipt(run: Run, *first_steps: int, rounding: float = 1e-4) -> pandas.DataFrame:
     """Checks that the first step of each process, and no later one, has a receipt that agrees, to what rounding does;
     by default the process is one, with the log's first step. Returns the other metrics.
     """
     receipt = run.log["actor/clipx/receipt"]
-    given = receipt.dropna()
-    assert list(given.index) == list(firsts or run.log.index[:1]) and (given < rounding).all()
+    logged = receipt.dropna()
+    assert list(logged.index) == list(first_steps or run.log.index[:1]) and (logged < rounding).all()
     failed = run.log["actor/clipx/receipt_failed"]
-    assert failed.dropna().to_dict() == dict.fromkeys(given.index, 0)
+    assert failed.dropna().to_dict() == dict.fromkeys(logged.index, 0)
     assert "receipt: on copies with made-up ratios" in run.output
     assert "in the backward pass of " in run.output
     return run.log.drop(columns=[receipt.name, failed.name])
@@ -82,20 +82,33 @@ def growing_rows(log: Path) -> Rows:
 
 def common_overrides(task, folder: Path, steps: int) -> list[str]:
     """The Hydra overrides of every run; arguments as for `launch`."""
-    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    actor = "actor_rollout_ref.actor"
+    rollout = "actor_rollout_ref.rollout"
     return [
-        *("+hardware=cpu", "algorithm.adv_estimator=grpo", f"actor_rollout_ref.model.path={task.policy}"),
-        *(f"data.train_files={task.train}", f"data.val_files={task.test}"),
-        *("data.train_batch_size=16", "data.max_prompt_length=64", "data.max_response_length=24"),
+        "+hardware=cpu",
+        "algorithm.adv_estimator=grpo",
+        f"actor_rollout_ref.model.path={task.policy}",
+        f"data.train_files={task.train}",
+        f"data.val_files={task.test}",
+        "data.train_batch_size=16",
+        "data.max_prompt_length=64",
+        "data.max_response_length=24",
         "reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.countdown.reward",
         # At higher rates the policy forgets within three steps how to be right, and nothing has a gradient.
         f"{actor}.optim.lr=5e-4",
-        *(f"{actor}.ppo_mini_batch_size=8", f"{actor}.ppo_micro_batch_size_per_gpu=8", f"{rollout}.n=4"),
+        f"{actor}.ppo_mini_batch_size=8",
+        f"{actor}.ppo_micro_batch_size_per_gpu=8",
+        f"{rollout}.n=4",
         f"{rollout}.log_prob_micro_batch_size_per_gpu=16",
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16",
-        *("trainer.logger=[console,file]", "trainer.val_before_train=False", "trainer.test_freq=-1"),
-        *("trainer.save_freq=-1", "trainer.total_epochs=100", f"trainer.total_training_steps={steps}"),
-        *(f"trainer.default_local_dir={folder / 'checkpoints'}", "trainer.resume_mode=disable"),
+        "trainer.logger=[console,file]",
+        "trainer.val_before_train=False",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.total_epochs=100",
+        f"trainer.total_training_steps={steps}",
+        f"trainer.default_local_dir={folder / 'checkpoints'}",
+        "trainer.resume_mode=disable",
     ]
 
 
@@ -116,19 +129,20 @@ def launch(
     command = [*before, python, "-m", entry, *common_overrides(task, folder, steps), *overrides]
     variables = {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(metrics_of(folder)), **(environment or {})}
     with (folder / "run.log").open("wb") as output:
-        given = {"stdout": output, "stderr": subprocess.STDOUT, "cwd": folder, "env": os.environ | variables}
-        return subprocess.Popen(command, **given)
+        return subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=os.environ | variables
+        )
 
 
-def finding(*folders: Path) -> dict[str, str]:
+def environment_with(*folders: Path) -> dict[str, str]:
     """The environment in which all of verl's processes find the tests and modules of folders."""
     inherited = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": ":".join(map(str, [REPOSITORY, *folders, *([inherited] if inherited else [])]))}
 
 
-def loading(*modules: str) -> dict[str, str]:
+def environment_loading(*modules: str) -> dict[str, str]:
     """The environment in which all of verl's processes import modules of this folder."""
-    return finding() | {"VERL_USE_EXTERNAL_MODULES": ",".join(f"{__package__}.{module}" for module in modules)}
+    return environment_with() | {"VERL_USE_EXTERNAL_MODULES": ",".join(f"{__package__}.{module}" for module in modules)}
 
 
 def metrics_of(folder: Path) -> Path:
@@ -157,11 +171,11 @@ def kill_tree(pid: int, seconds: float = 60) -> None:
     manager does with workers, and a killed one's children could no longer be found. A TimeoutError names what is left.
     """
     stopped: list[psutil.Process] = []
-    while found := [process for process in _tree(pid) if process not in stopped]:
-        for process in found:
+    while running := [process for process in _tree(pid) if process not in stopped]:
+        for process in running:
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
-        stopped += found
+        stopped += running
     for process in stopped:
         with suppress(psutil.NoSuchProcess):
             process.kill()

@@ -29,14 +29,14 @@ POLICY_LOSS = f"{ACTOR}.policy_loss"
 ACPO = ("+clipx=acpo", "clipx.alpha=0.5")
 LAGGED = (*ACPO, "clipx.scope=lagged")
 # verl's losses, and what makes gspo clip and clip_cov draw random numbers for these rows.
-OBSERVED = {
+OBSERVED_LOSSES = {
     "vanilla": (),
     "gspo": (f"{ACTOR}.clip_ratio_low=0.01", f"{ACTOR}.clip_ratio_high=0.01"),
     "clip_cov": (f"{POLICY_LOSS}.clip_cov_lb=0.01", f"{POLICY_LOSS}.clip_cov_ratio=0.2"),
 }
 
 
-def prepared(worker, rows, overrides):
+def prepare(worker, rows, overrides):
     """Sets the loss and returns a mini-batch of all rows in micro-batches of three."""
     worker.set_loss_fn(partial(ppo_loss, config=actor_config(overrides)))
     for observer in [*worker.observers]:
@@ -51,10 +51,10 @@ def bytes_of_tensors():
     """Bytes of every live tensor's storage."""
     gc.collect()
     storages = {}
-    for thing in gc.get_objects():
+    for candidate in gc.get_objects():
         with contextlib.suppress(Exception):
-            if isinstance(thing, torch.Tensor):
-                storage = thing.untyped_storage()
+            if isinstance(candidate, torch.Tensor):
+                storage = candidate.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
@@ -67,7 +67,7 @@ def differing(weights, others):
     return [name for name, value in weights.items() if not torch.equal(value, others[name])]
 
 
-def restorer(worker):
+def make_restore(worker):
     """A function that gives the worker the weights that it has now, and an optimizer without a memory."""
     originals = {name: value.detach().clone() for name, value in worker.engine.module.named_parameters()}
 
@@ -97,55 +97,67 @@ def refusal(call, *arguments):
 
 def check_observing_leaves_no_trace(policy, rows, _):
     worker = build_worker(policy)
-    engine, data = worker.engine, prepared(worker, rows, ACPO)
+    engine = worker.engine
+    data = prepare(worker, rows, ACPO)
     # The first observation fills caches of PyTorch and verl.
     step = OptimizerStep(decided_from=DecidedFrom.MINI_BATCH)
     observation = worker.extra_pass(data, step, [])["statistics"]
     moves = []
     engine.to = lambda **arguments: moves.append(str(arguments["device"]))
     engine._is_offload_param = True
-    keys, weights_before = sorted(data.keys()), weights(worker)
+    keys = sorted(data.keys())
+    weights_before = weights(worker)
     engine.module.train()
     torch.manual_seed(5)
-    generator, memory = torch.get_rng_state(), bytes_of_tensors()
+    generator = torch.get_rng_state()
+    memory = bytes_of_tensors()
     again = worker.extra_pass(data, step, [])["statistics"]
     assert torch.equal(generator, torch.get_rng_state())
     # The statistics themselves, and nothing of the size of a mini-batch.
     assert bytes_of_tensors() - memory <= again.untyped_storage().nbytes() + 64
     assert float(observation[:5].sum()) > 20 and torch.equal(observation, again)
-    ours = len(moves)
+    moves_of_extra_pass = len(moves)
     with engine.eval_mode():
         pass
+    moves_of_verl = len(moves) - moves_of_extra_pass
     # Loaded and offloaded as verl does around its own forward passes.
-    assert ours == len(moves) - ours == 2 and moves[-1] == "cpu" and engine.mode is None
+    assert moves_of_extra_pass == moves_of_verl == 2 and moves[-1] == "cpu" and engine.mode is None
     assert all(value.grad is None for value in engine.module.parameters())
     assert differing(weights(worker), weights_before) == [] and sorted(data.keys()) == keys
 
 
 def check_a_skipped_step_is_not_remembered(policy, rows, _):
-    worker, found, state = build_worker(policy), [], None
-    for broken in (False, False, True, False):
-        data = prepared(worker, rows, LAGGED)
+    worker = build_worker(policy)
+    state = None
+    steps, skipped, statistics, weights_after = [], [], [], []
+    for has_infinite_advantage in (False, False, True, False):
+        data = prepare(worker, rows, LAGGED)
         # One worker keeps one state through a run; set_loss_fn makes a new one.
-        state = worker.state = state or worker.state
-        if broken:
+        state = state or worker.state
+        worker.state = state
+        if has_infinite_advantage:
             data["advantages"].values()[0] = torch.inf
         worker.batch = RolloutBatch()
         worker.train_batch(data)
         if state.waiting is not None:
             state.keep_waiting(worker._all_reduce(state.waiting.of_this_rank))
-        found.append((state.step, worker.batch.skipped, state.statistics["update_0"].clone(), weights(worker)))
-    steps, skipped, (first, second, kept, last), after = zip(*found, strict=True)
-    assert (steps, skipped) == ((1, 2, 2, 3), (0, 0, 1, 0))
-    assert torch.equal(second, kept) and not torch.equal(first, second)
-    assert last.isfinite().all() and not torch.equal(kept, last)
-    assert differing(after[1], after[2]) == [] != differing(after[3], after[2])
+        steps.append(state.step)
+        skipped.append(worker.batch.skipped)
+        statistics.append(state.statistics["update_0"].clone())
+        weights_after.append(weights(worker))
+    assert steps == [1, 2, 2, 3]
+    assert skipped == [0, 0, 1, 0]
+    first, second, after_skipped, last = statistics
+    assert torch.equal(second, after_skipped) and not torch.equal(first, second)
+    assert last.isfinite().all() and not torch.equal(after_skipped, last)
+    assert differing(weights_after[1], weights_after[2]) == []
+    assert differing(weights_after[3], weights_after[2]) != []
 
 
 def check_a_checkpoint_of_acpo_goes_on_under_verls_own_loss(policy, rows, folder):
     actor = str(folder / "global_step_7" / "actor")
     worker = build_worker(policy)
-    worker.train_batch(prepared(worker, rows, ACPO))
+    worker.train_batch(prepare(worker, rows, ACPO))
     trained = weights(worker)
     worker.save_checkpoint(actor, global_step=7)
     assert (folder / "global_step_7/actor/clipx_state.json").exists()
@@ -153,7 +165,7 @@ def check_a_checkpoint_of_acpo_goes_on_under_verls_own_loss(policy, rows, folder
     after = []
     for _ in range(2):
         resumed = build_worker(policy)
-        data = prepared(resumed, rows, ())
+        data = prepare(resumed, rows, ())
         resumed.load_checkpoint(actor)
         assert resumed.policy_loss is None and differing(weights(resumed), trained) == []
         assert own_metrics(resumed.train_batch(data)) == {}
@@ -164,18 +176,19 @@ def check_a_checkpoint_of_acpo_goes_on_under_verls_own_loss(policy, rows, folder
 
 def check_observe_changes_no_bit_of_the_weights_after_an_update(policy, rows, _):
     worker = build_worker(policy)
-    before, restore = weights(worker), restorer(worker)
-    for loss_mode, needed in OBSERVED.items():
-        found = []
+    before = weights(worker)
+    restore = make_restore(worker)
+    for loss_mode, needed in OBSERVED_LOSSES.items():
+        outcomes = []
         for group in ((), ("+clipx=observe",)):
             restore()
             overrides = (*group, f"{POLICY_LOSS}.loss_mode={loss_mode}", *needed, f"{ACTOR}.entropy_coeff=0.01")
-            data = prepared(worker, rows, overrides)
+            data = prepare(worker, rows, overrides)
             tu.assign_non_tensor(data, mini_batch_size=len(rows), epochs=1, calculate_entropy=True)
             torch.manual_seed(7)
             output = worker.train_mini_batch(data)
-            found.append((weights(worker), tu.get(output, "metrics"), torch.rand(1)))
-        (plain_weights, plain, plain_random), (observed_weights, observed, observed_random) = found
+            outcomes.append((weights(worker), tu.get(output, "metrics"), torch.rand(1)))
+        (plain_weights, plain, plain_random), (observed_weights, observed, observed_random) = outcomes
         assert differing(before, plain_weights) != [] == differing(plain_weights, observed_weights), loss_mode
         assert torch.equal(plain_random, observed_random), loss_mode
         # What is left out is about time and memory.
@@ -191,24 +204,27 @@ def check_verls_tinker_worker_gets_fixed_bounds_with_exact_metrics_and_stops_for
     from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 
     worker = build_worker(policy, TinkerTrainingWorker)
-    before, restore = weights(worker), restorer(worker)
+    before = weights(worker)
+    restore = make_restore(worker)
 
-    def split(data):
+    def train_in_calls(data):
         worker.optimizer_zero_grad()
         output = worker.forward_backward(data)
         worker.optimizer_step()
         return output
 
-    after = []
-    for step in (worker.train_batch, split):
-        restore()
-        after.append((own_metrics(step(prepared(worker, rows, ("+clipx=grpo",)))), weights(worker)))
-    (metrics_of_batch, weights_of_batch), (metrics_of_split, weights_of_split) = after
-    assert differing(before, weights_of_split) != [] == differing(weights_of_batch, weights_of_split)
-    assert metrics_of_batch == metrics_of_split and metrics_of_split["clipx/ratio_mean"] > 0
-    message = refusal(worker.forward_backward, prepared(worker, rows, ACPO))
+    restore()
+    metrics_of_batch = own_metrics(worker.train_batch(prepare(worker, rows, ("+clipx=grpo",))))
+    weights_of_batch = weights(worker)
+    restore()
+    metrics_of_calls = own_metrics(train_in_calls(prepare(worker, rows, ("+clipx=grpo",))))
+    weights_of_calls = weights(worker)
+    assert differing(before, weights_of_calls) != []
+    assert differing(weights_of_batch, weights_of_calls) == []
+    assert metrics_of_batch == metrics_of_calls and metrics_of_calls["clipx/ratio_mean"] > 0
+    message = refusal(worker.forward_backward, prepare(worker, rows, ACPO))
     assert "clipx.scope=mini_batch" in message and "Tinker" in message, message
-    message = refusal(worker.train_batch, prepared(worker, rows, ("+clipx=grpo", "+clipx/update=lopti")))
+    message = refusal(worker.train_batch, prepare(worker, rows, ("+clipx=grpo", "+clipx/update=lopti")))
     assert "+clipx/update=lopti" in message, message
 
 
@@ -217,8 +233,8 @@ def check_verls_fused_kernels_fail_where_fsdp2_shards_the_output_embedding_by_it
     fused = {"use_fused_kernels": True, "fused_kernel_options": {"impl_backend": "torch"}, "use_remove_padding": True}
     policies = [save_checkpoint(folder / str(tied), random_policy(tied=tied)) for tied in (True, False)]
     # Drawn before that.
-    drawn = [make_rows(policy, 3, masked=(), drift=0.4) for policy in policies]
-    for tied, policy, file in zip((True, False), policies, drawn, strict=True):
+    files = [make_rows(policy, 3, masked=(), drift=0.4) for policy in policies]
+    for tied, policy, file in zip((True, False), policies, files, strict=True):
         engine = (f"{ACTOR}.strategy=fsdp2", "actor_rollout_ref.model.use_fused_kernels=True")
         worker, loaded = build_worker(policy, engine=engine, **fused), torch.load(file, weights_only=False)
         data = mini_batch(loaded, sequences=len(loaded))
@@ -229,9 +245,9 @@ def check_verls_fused_kernels_fail_where_fsdp2_shards_the_output_embedding_by_it
             continue
         with pytest.raises(RuntimeError, match=r"aten\.mm\.default got mixed torch\.Tensor and DTensor") as failure:
             worker.infer_batch(data)
-        (of_verl, *_) = [entry for entry in traceback.extract_tb(failure.tb) if "vocab" in entry.line]
-        assert of_verl.filename.endswith("torch_functional.py")
-        assert of_verl.line == "logits = (hidden_states @ vocab_weights.t()) / temperature"
+        place, *_ = [entry for entry in traceback.extract_tb(failure.tb) if "vocab" in entry.line]
+        assert place.filename.endswith("torch_functional.py")
+        assert place.line == "logits = (hidden_states @ vocab_weights.t()) / temperature"
 
 
 CHECKS = [check for name, check in globals().items() if name.startswith("check_")]
@@ -239,7 +255,8 @@ CHECKS = [check for name, check in globals().items() if name.startswith("check_"
 
 def failures_of(rank, world, folder):
     """What is wrong by each check, in one process: a start costs more than what they do."""
-    policy, failures = make_policy(folder / "policy"), {}
+    policy = make_policy(folder / "policy")
+    failures = {}
     rows = torch.load(make_rows(policy, 9, masked=(4,), drift=0.4), weights_only=False)
     for check in CHECKS:
         try:
@@ -255,5 +272,5 @@ def failures(tmp_path_factory):
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_in_verls_engine(failures, check):
+def test_a_check_in_verls_engine_holds(failures, check):
     assert check.__name__ not in failures, failures[check.__name__]

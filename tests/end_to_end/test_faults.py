@@ -32,16 +32,17 @@ def small_disk(tmp_path):
     script = 'mount -t tmpfs -o size=30m tmpfs "$1" && echo mounted && exec sleep 3600'
     command = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", script, "bash", str(disk)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as holder:
-        said = holder.stdout.readline()
-        if said != "mounted\n":
-            pytest.skip(f"this machine lets nobody mount: {said}")
+        answer = holder.stdout.readline()
+        if answer != "mounted\n":
+            pytest.skip(f"this machine lets nobody mount: {answer}")
         yield ("nsenter", f"--target={holder.pid}", "--user", "--mount", "--preserve-credentials"), holder.pid, disk
         holder.kill()
 
 
 def test_a_full_disk_ends_the_run_and_loses_the_step_that_it_saved(task, small_disk, tmp_path):
     inside, pid, disk = small_disk
-    folder, latest = tmp_path / "run", Path(f"/proc/{pid}/root{disk}/latest_checkpointed_iteration.txt")
+    folder = tmp_path / "run"
+    latest = Path(f"/proc/{pid}/root{disk}/latest_checkpointed_iteration.txt")
     options = ("+clipx=acpo", "trainer.save_freq=1", "trainer.resume_mode=auto", f"trainer.default_local_dir={disk}")
     assert launch(task, folder, *options, steps=4, before=inside).wait(SECONDS) != 0
     assert latest.read_text() == "2" and list(read_run_log(metrics_of(folder)).index) == [1, 2]
@@ -65,7 +66,7 @@ def test_updates_that_a_nan_reward_spoils_are_counted_and_named(task, tmp_path):
     assert run.output.count("clipx.health: this run: skipped updates from step 1 on.") == 1
     assert run.output.count("clipx.health: this run: values that are not finite from step 1 on.") == 1
     assert "rm_scores (rewards) in " in run.output and "advantages (advantages) in " in run.output
-    said = clipx("report", run.folder, "--out", tmp_path / "page")
-    assert ": skipped updates from step 1 on." in said
-    assert f"{sum(skipped):.0f} of 6 updates skipped since" in said
-    assert "mini_batch" not in said
+    output = clipx("report", run.folder, "--out", tmp_path / "page")
+    assert ": skipped updates from step 1 on." in output
+    assert f"{sum(skipped):.0f} of 6 updates skipped since" in output
+    assert "mini_batch" not in output

@@ -18,14 +18,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from .runs import MAIN, SECONDS, finding, launch, loading, metrics_of, output_of
+from .runs import MAIN, SECONDS, environment_loading, environment_with, launch, metrics_of, output_of
 from .training_ranks import build_worker, on_ranks
 
 pytestmark = pytest.mark.end_to_end
 
 # Nothing of the plugin but the CPU's port; and all of it.
-PORT_ALONE = {"VERL_USE_EXTERNAL_PLUGINS": "none", **loading("cpu_port")}
-PLUGIN = finding()
+PORT_ALONE = {"VERL_USE_EXTERNAL_PLUGINS": "none", **environment_loading("cpu_port")}
+PLUGIN = environment_with()
 LATEST = Path("checkpoints/latest_checkpointed_iteration.txt")
 # Another run's, in the places in which the plugin once kept locks: of a host that cannot be asked.
 LOCK = '{"host": "elsewhere", "pid": 1, "started": "boot/1", "at": "2026-11-25 12:00:00 UTC", "job": ""}\n'
@@ -47,9 +47,10 @@ GREEDY = (
     "algorithm.adv_estimator=reinforce_plus_plus",
     "trainer.save_freq=2",
 )
+# For a process in which the plugin can't be imported.
+WITHOUT_PLUGIN = "import sys\nsys.modules.update(verl_clipx=None, hydra_plugins=None)\n"
 # verl's modules that hold a table which others may add to, then every table of every module of verl's that they import:
 # each dictionary of a module or class, with its keys and the names of its functions and classes.
-WITHOUT = "import sys\nsys.modules.update(verl_clipx=None, hydra_plugins=None)\n"
 TABLES = """
 import importlib, json, sys, types
 from verl.plugin.platform import get_platform
@@ -79,10 +80,13 @@ OF_TIME = re.compile(r"timing|perf/|/mfu|throughput|time")
 
 
 # A rollout apart from the trainer.
-APART = (
-    *("actor_rollout_ref.rollout.checkpoint_engine.backend=gloo", "ray_kwargs.ray_init.num_gpus=2"),
-    *("actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.n_gpus_per_node=1"),
-    *("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
+ROLLOUT_APART = (
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
+    "ray_kwargs.ray_init.num_gpus=2",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    "trainer.v1.trainer_mode=separate_async",
+    "trainer.v1.separate_async.parameter_sync_step=2",
 )
 
 
@@ -109,36 +113,43 @@ def printed_by(folder: Path, driver: int) -> str:
     The workers' is taken from Ray's own files: what Ray passes on to the driver may be late, shortened, or lost at the
     run's end. Of several sessions the run's is the latest: an earlier process may have had the same id.
     """
-    of_driver = [line for line in output_of(folder).splitlines() if not re.match(r"(\x1b\[\d*m)*\(\w", line)]
+    lines_of_driver = [line for line in output_of(folder).splitlines() if not re.match(r"(\x1b\[\d*m)*\(\w", line)]
     # Names of sessions begin with the time of their start.
     logs = max(Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray").glob(f"session_*_{driver}/logs"))
-    printed, errors = (
-        [
-            line.replace(str(folder), "FOLDER")
-            for path in sorted(logs.glob(pattern))
-            for line in path.read_text(errors="replace").splitlines()
-        ]
-        for pattern in ("worker-*.out", "worker-*.err")
-    )
+
+    def lines_of_workers(pattern):
+        lines = []
+        for path in sorted(logs.glob(pattern)):
+            lines += path.read_text(errors="replace").replace(str(folder), "FOLDER").splitlines()
+        return lines
+
+    printed = lines_of_workers("worker-*.out")
     # How a worker's event loop ends depends on the moment. What the plugin would say has its name in it.
-    return "\n".join([*of_driver, *printed, *(line for line in errors if "clipx" in line)])
+    errors_of_plugin = [line for line in lines_of_workers("worker-*.err") if "clipx" in line]
+    return "\n".join([*lines_of_driver, *printed, *errors_of_plugin])
 
 
 def check_same(folders: tuple[Path, Path], *, repeats: bool = True) -> None:
     """Checks that two runs left and said the same; contents and values where such a run repeats to the digit."""
-    first, second = (files_of(folder) for folder in folders)
-    assert (second if repeats else second.keys()) == (first if repeats else first.keys())
-    assert words_of(folders[1]) == words_of(folders[0])
-    first, second = (logged(folder) for folder in folders)
-    assert [(step, sorted(data)) for step, data in second] == [(step, sorted(data)) for step, data in first]
-    assert not any("clipx" in key or "health" in key for _, data in first for key in data)
-    different = repeats and {
-        (step, key): (value, data[key])
-        for (step, values), (_, data) in zip(first, second, strict=True)
-        for key, value in values.items()
-        if not OF_TIME.search(key) and data[key] != value
-    }
-    assert not different
+    alone, with_plugin = folders
+    files_alone = files_of(alone)
+    files_with_plugin = files_of(with_plugin)
+    if repeats:
+        assert files_with_plugin == files_alone
+    else:
+        assert files_with_plugin.keys() == files_alone.keys()
+    assert words_of(with_plugin) == words_of(alone)
+    log_alone = read_log(alone)
+    log_with_plugin = read_log(with_plugin)
+    keys_alone = [(step, sorted(data)) for step, data in log_alone]
+    assert [(step, sorted(data)) for step, data in log_with_plugin] == keys_alone
+    assert not any("clipx" in key or "health" in key for _, data in log_alone for key in data)
+    if not repeats:
+        return
+    for (step, data_alone), (_, data) in zip(log_alone, log_with_plugin, strict=True):
+        for key, value in data_alone.items():
+            if not OF_TIME.search(key):
+                assert data[key] == value, (step, key)
 
 
 def files_of(folder: Path) -> dict[str, object]:
@@ -162,7 +173,7 @@ def content_of(path: Path, folder: Path) -> object:
     return path.read_bytes().replace(str(folder).encode(), b"FOLDER")
 
 
-def logged(folder: Path) -> list[tuple[int, dict]]:
+def read_log(folder: Path) -> list[tuple[int, dict]]:
     """Steps and metrics of the log, in the order of its lines."""
     return [(line["step"], line["data"]) for line in map(json.loads, metrics_of(folder).read_text().splitlines())]
 
@@ -178,7 +189,7 @@ def words_of(folder: Path) -> set[str]:
     return set(re.sub(r"0x[0-9a-f]+|[0-9a-f]{8,}|[-+.0-9e]*\d+", "N", "\n".join(lines)).split())
 
 
-def both(folder: Path) -> tuple[Path, Path]:
+def two_folders(folder: Path) -> tuple[Path, Path]:
     # Names of one length: verl prints its configuration in lines of a width.
     return folder / "verl_alone", folder / "with_clipx"
 
@@ -196,7 +207,8 @@ def save_untrained(rank: int, world: int, policy: str, folder: str) -> None:
     ],
 )
 def test_a_run_does_what_it_does_without_the_plugin_and_leaves_strangers_files_as_they_are(task, tmp_path, entry):
-    first, second = folders = both(tmp_path)
+    folders = two_folders(tmp_path)
+    first, second = folders
     on_ranks(1, save_untrained, str(task.policy), str(first / "checkpoints/global_step_1/actor"))
     # As verl itself would resume it: from step 1, although a later checkpoint is there.
     shutil.copytree(first / "checkpoints/global_step_1", first / "checkpoints/global_step_9")
@@ -210,9 +222,9 @@ def test_a_run_does_what_it_does_without_the_plugin_and_leaves_strangers_files_a
         assert "Resuming from" in output_of(folder) and (folder / LATEST).read_text() == "3"
         assert [(folder / lock).read_text() for lock in LOCKS] == [LOCK, LOCK]
     # Otherwise equality would mean little.
-    assert [step for step, _ in logged(first)] == [2, 3]
-    second, third = (data["actor/grad_norm"] for _, data in logged(first))
-    assert second != third != 0
+    (step_2, data_2), (step_3, data_3) = read_log(first)
+    assert (step_2, step_3) == (2, 3)
+    assert data_2["actor/grad_norm"] != data_3["actor/grad_norm"] != 0
 
 
 @pytest.mark.matrix
@@ -222,11 +234,11 @@ def test_a_run_does_what_it_does_without_the_plugin_and_leaves_strangers_files_a
         pytest.param(SEEDED, True, id="from the start"),
         pytest.param((*GREEDY, "trainer.use_v1=False"), True, id="the older trainer"),
         # Which responses make a batch depends on when they arrive.
-        pytest.param((*GREEDY, *APART), False, id="a rollout apart"),
+        pytest.param((*GREEDY, *ROLLOUT_APART), False, id="a rollout apart"),
     ],
 )
-def test_so_do_other_runs(task, tmp_path, overrides, repeats):
-    folders = both(tmp_path)
+def test_other_runs_do_what_they_do_without_the_plugin_too(task, tmp_path, overrides, repeats):
+    folders = two_folders(tmp_path)
     run_both(task, folders, *overrides, steps=2)
     check_same(folders, repeats=repeats)
 
@@ -234,21 +246,23 @@ def test_so_do_other_runs(task, tmp_path, overrides, repeats):
 def tables_and_warnings(code: str) -> tuple[dict[str, dict], str]:
     """verl's tables in a fresh process on a machine without an accelerator, and what verl said on its error stream."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VERL_")}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=SECONDS
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), re.sub(r"\d[\d:,.]*", "N", done.stderr)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1]), re.sub(r"\d[\d:,.]*", "N", result.stderr)
 
 
 def test_verl_holds_nothing_of_the_plugins_but_names_of_losses():
-    (bare, warned), (loaded, warned_beside) = map(tables_and_warnings, (WITHOUT + TABLES, TABLES))
-    losses = "verl.trainer.ppo.core_algos.POLICY_LOSS_REGISTRY"
-    added = {name for name in loaded[losses] if name not in bare[losses]}
+    tables_of_verl, warnings_of_verl = tables_and_warnings(WITHOUT_PLUGIN + TABLES)
+    tables, warnings = tables_and_warnings(TABLES)
+    registry = "verl.trainer.ppo.core_algos.POLICY_LOSS_REGISTRY"
+    added = {name for name in tables[registry] if name not in tables_of_verl[registry]}
     assert added and all(name.startswith("clipx_") for name in added)
-    assert loaded | {losses: {name: value for name, value in loaded[losses].items() if name not in added}} == bare
-    assert warned_beside == warned and "Registered: ('nvidia'" in warned
+    for name in added:
+        del tables[registry][name]
+    assert tables == tables_of_verl
+    assert warnings == warnings_of_verl and "Registered: ('nvidia'" in warnings
     # Otherwise equality would mean little.
-    assert {"Platform", "Engine", "RolloutReplica", "CheckpointEngine"} <= {
-        name for table in bare for name in re.findall(r"(\w+)Registry\._", table)
-    }
+    registries = {name for table in tables_of_verl for name in re.findall(r"(\w+)Registry\._", table)}
+    assert {"Platform", "Engine", "RolloutReplica", "CheckpointEngine"} <= registries

@@ -18,7 +18,9 @@ from .training_ranks import Case, cases_on_rank, make_policy, make_rows, on_rank
 
 pytestmark = pytest.mark.end_to_end
 
-ROWS, MASKED = 16, (3, 11)
+ROWS = 16
+# Rows whose responses count nothing.
+MASKED_ROWS = (3, 11)
 ACTOR = "actor_rollout_ref.actor"
 
 METHODS = {
@@ -46,9 +48,17 @@ PASSES = {f"lopti_{name}": ("+clipx=acpo", "+clipx/update=lopti", "clipx.alpha=0
 WHOLE = (1, None, None)
 CUTS = [WHOLE, (1, 4, None), (2, None, 40)]
 FURTHER_CUTS = [
-    *((1, 1, None), (1, 2, None), (1, None, 40)),
-    *((2, None, None), (2, 1, None), (2, 2, None), (2, 4, None)),
-    *((4, None, None), (4, 1, None), (4, 2, None), (4, None, 40)),
+    (1, 1, None),
+    (1, 2, None),
+    (1, None, 40),
+    (2, None, None),
+    (2, 1, None),
+    (2, 2, None),
+    (2, 4, None),
+    (4, None, None),
+    (4, 1, None),
+    (4, 2, None),
+    (4, None, 40),
 ]
 MATRIX = pytest.mark.matrix
 EVERY_CUT = [*CUTS, *(pytest.param(cut, marks=MATRIX) for cut in FURTHER_CUTS)]
@@ -112,24 +122,26 @@ class Outcomes:
     def __init__(self, folder):
         self.folder = folder
         self.policy = make_policy(folder / "policy")
-        self.rows = make_rows(folder, ROWS, masked=MASKED, drift=0.5)
-        self.found = {}
+        self.rows = make_rows(folder, ROWS, masked=MASKED_ROWS, drift=0.5)
+        self.results = {}
         self.failed = set()
 
     def __getitem__(self, key):
         cut, _ = key
-        if key not in self.found:
-            self._run([other for other in (CUTS if cut in CUTS else FURTHER_CUTS) if other[0] == cut[0]])
-        return self.found[key]
+        if key not in self.results:
+            cuts = CUTS if cut in CUTS else FURTHER_CUTS
+            self._run([other for other in cuts if other[0] == cut[0]])
+        return self.results[key]
 
     def _run(self, cuts):
         assert cuts[0] not in self.failed, "its ranks have failed in an earlier test"
         self.failed.add(cuts[0])
         names = [(cut, name, case) for cut in cuts for name, case in cases_of(cut).items()]
         cases = [case for _, _, case in names]
-        given = (str(self.policy), str(self.rows), cases, self.folder / "configs")
-        outcomes = on_ranks(cuts[0][0], cases_on_rank, *given)
-        self.found |= {(cut, name): outcome for (cut, name, _), outcome in zip(names, outcomes, strict=True)}
+        arguments = (str(self.policy), str(self.rows), cases, self.folder / "configs")
+        outcomes = on_ranks(cuts[0][0], cases_on_rank, *arguments)
+        for (cut, name, _), outcome in zip(names, outcomes, strict=True):
+            self.results[cut, name] = outcome
         self.failed.discard(cuts[0])
 
 
@@ -181,7 +193,7 @@ def test_an_engine_option_is_in_force_and_changes_neither_bounds_nor_gradients_n
 
 
 @pytest.mark.parametrize("method", BUILT_IN)
-def test_method_does_what_it_does(results, method):
+def test_a_methods_metrics_show_what_it_does(results, method):
     check_method(method, results[WHOLE, f"check {method}"])
 
 

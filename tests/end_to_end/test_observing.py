@@ -26,123 +26,151 @@ from .training_ranks import actor_config, build_worker, make_policy, make_rows, 
 pytestmark = pytest.mark.end_to_end
 
 # Of a rollout batch of two updates.
-ROWS, SIZE = 16, 8
+ROWS = 16
+ROWS_OF_UPDATE = 8
 GRPO = ("+clipx=grpo", "clipx.receipt=off", "clipx.compile=false")
-METRICS, TRACES = "the metrics of the loss", "the traces"
-# What raises, and what the log calls the part that goes off.
+METRICS = "the metrics of the loss"
+# From the function that raises to what the log calls the part that goes off.
 PLANTED = {
-    **dict.fromkeys(["policy_loss.sum_other_metrics", "loss_function.exact_metrics", "observe.observed_sums"], METRICS),
-    **dict.fromkeys(
-        [f"training_worker.{name}" for name in ("exclude_rejected_tokens", "merge_metrics_of_passes", "ages")], METRICS
-    ),
+    "policy_loss.sum_other_metrics": METRICS,
+    "loss_function.exact_metrics": METRICS,
+    "observe.observed_sums": METRICS,
+    "training_worker.exclude_rejected_tokens": METRICS,
+    "training_worker.merge_metrics_of_passes": METRICS,
+    "training_worker.ages": METRICS,
     "compiled.token_loss": METRICS,
     "update_fingerprints.hash_field": "the fingerprints of updates",
-    "tracer.trace_method": TRACES,
+    "tracer.trace_method": "the traces",
 }
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier")
 WORLDS = [1, 2, pytest.param(4, marks=pytest.mark.matrix)]
 
 
-def train(worker, rows, rank, world, order=range(SIZE), micro_batch=1):
+def train(worker, rows, rank, world, order=range(ROWS_OF_UPDATE), micro_batch=1):
     """The metrics of a rollout batch, whose updates have the same rows on any number of ranks, in some order."""
-    part = SIZE // world
-    updates = [[rows[first + at] for at in order] for first in range(0, ROWS, SIZE)]
-    data = mini_batch([row for of in updates for row in of[rank * part : (rank + 1) * part]], sequences=SIZE)
-    tu.assign_non_tensor(data, mini_batch_size=SIZE, epochs=1, use_dynamic_bsz=False)
+    rows_of_rank = ROWS_OF_UPDATE // world
+    rows_here = []
+    for first in range(0, ROWS, ROWS_OF_UPDATE):
+        rows_of_update = [rows[first + place] for place in order]
+        rows_here += rows_of_update[rank * rows_of_rank : (rank + 1) * rows_of_rank]
+    data = mini_batch(rows_here, sequences=ROWS_OF_UPDATE)
+    tu.assign_non_tensor(data, mini_batch_size=ROWS_OF_UPDATE, epochs=1, use_dynamic_bsz=False)
     tu.assign_non_tensor(data, micro_batch_size_per_gpu=micro_batch)
     return tu.get(worker.train_mini_batch(data), "metrics")
 
 
-def fail_in(name, whole, calls, here, *given, **named):
+def fail_in(name, function, calls, fails_here, *arguments, **named):
     """Stands for a function that raises on one rank, and within an update if each micro-batch calls it."""
     calls.append(name)
-    if here and (len(calls) > 1 or name in ("merge_metrics_of_passes", "ages", "hash_field")):
+    if fails_here and (len(calls) > 1 or name in ("merge_metrics_of_passes", "ages", "hash_field")):
         raise ZeroDivisionError("planted")
-    return whole(*given, **named)
+    return function(*arguments, **named)
 
 
 def observe_on_rank(rank, world, policy, rows, folder):
     """Returns updates' fingerprints in two orders, our collectives, and all ranks' metrics after each failure."""
-    worker, rows = build_worker(policy), torch.load(rows, weights_only=False)
-    collectives, forward_step = [], worker.engine.forward_step
+    worker = build_worker(policy)
+    rows = torch.load(rows, weights_only=False)
+    collectives = []
+    forward_step = worker.engine.forward_step
     worker.engine.optimizer_step = lambda: 1.0
 
     def begin(*overrides):
         worker.set_loss_fn(partial(ppo_loss, config=actor_config(overrides)))
 
-    def counted(function, *given, **named):
+    def count_call(function, *arguments, **named):
         if "verl_clipx" in sys._getframe(1).f_code.co_filename:
             collectives.append(function.__name__)
-        return function(*given, **named)
+        return function(*arguments, **named)
 
-    def without_hashes(micro_batch, *given, **named):
+    def forward_without_hashes(micro_batch, *arguments, **named):
         assert HASHES not in micro_batch
-        return forward_step(micro_batch, *given, **named)
+        return forward_step(micro_batch, *arguments, **named)
 
     begin(*GRPO)
     with ExitStack() as patched:
-        patched.enter_context(patch.object(worker.engine, "forward_step", without_hashes))
+        patched.enter_context(patch.object(worker.engine, "forward_step", forward_without_hashes))
         for name in COLLECTIVES:
-            whole = getattr(torch.distributed, name)
-            patched.enter_context(patch.object(torch.distributed, name, partial(counted, whole)))
+            collective = getattr(torch.distributed, name)
+            patched.enter_context(patch.object(torch.distributed, name, partial(count_call, collective)))
         orders = [train(worker, rows, rank, world), train(worker, rows, rank, world, (3, 0, 7, 1, 6, 2, 5, 4), 2)]
-    trace, failed = ("trace=prompts", "trace.fraction=1", "trace.every=1", f"trace.folder={folder}"), {}
+    trace = (
+        "+clipx/trace=prompts",
+        "clipx.trace.fraction=1",
+        "clipx.trace.every=1",
+        f"clipx.trace.folder={folder}",
+    )
+    failed = {}
     for planted in PLANTED:
-        module, name = planted.split(".")
-        owner, calls = (
-            importlib.import_module(
-                f"verl_clipx.{'losses.applying' if module == 'compiled' else 'training.worker'}.{module}"
-            ),
-            [],
-        )
-        group = ("+clipx=observe",) if module == "observe" else GRPO
-        begin(*group, *(("+clipx/trace=prompts", *(f"clipx.{key}" for key in trace[1:])) if module == "tracer" else ()))
+        module_name, name = planted.split(".")
+        package = "losses.applying" if module_name == "compiled" else "training.worker"
+        module = importlib.import_module(f"verl_clipx.{package}.{module_name}")
+        calls = []
+        overrides = ("+clipx=observe",) if module_name == "observe" else GRPO
+        if module_name == "tracer":
+            overrides += trace
+        begin(*overrides)
         before = train(worker, rows, rank, world)
         assert "clipx/ratio_mean" in before and not [key for key in before if key.startswith(OFF)]
-        with patch.object(owner, name, partial(fail_in, name, getattr(owner, name), calls, rank == world - 1)):
-            after = [train(worker, rows, rank, world) for _ in range(2)][-1]
+        failing = partial(fail_in, name, getattr(module, name), calls, rank == world - 1)
+        with patch.object(module, name, failing):
+            train(worker, rows, rank, world)
+            after = train(worker, rows, rank, world)
         assert calls, planted
         failed[planted] = [None] * world
-        own = {key: of for key, of in after.items() if "clipx" in key}
+        own_metrics = {key: values for key, values in after.items() if "clipx" in key}
         off_here = sorted(worker.observers.off)
-        torch.distributed.all_gather_object(failed[planted], (own, off_here))
+        torch.distributed.all_gather_object(failed[planted], (own_metrics, off_here))
     return [metrics[UPDATES] for metrics in orders], collectives, failed
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    folder, found = tmp_path_factory.mktemp("observing"), {}
-    policy, rows = make_policy(folder / "policy"), make_rows(folder, ROWS, masked=(3, 11), drift=0.3)
+    folder = tmp_path_factory.mktemp("observing")
+    policy = make_policy(folder / "policy")
+    rows = make_rows(folder, ROWS, masked=(3, 11), drift=0.3)
+    results_by_world = {}
 
-    def on(world):
-        if world not in found:
-            found[world] = on_ranks(world, observe_on_rank, policy, rows, folder / f"traces{world}")
-        return found[world]
+    def observe(world):
+        if world not in results_by_world:
+            results_by_world[world] = on_ranks(world, observe_on_rank, policy, rows, folder / f"traces{world}")
+        return results_by_world[world]
 
-    on.rows = torch.load(rows, weights_only=False)
-    return on
+    observe.rows = torch.load(rows, weights_only=False)
+    return observe
 
 
-def of_trainer(rows):
+def fingerprint_of_trainer(rows):
     """The fingerprint of rows as verl's v0 trainer pads them."""
 
-    def padded(of, left=False):
-        return pad_sequence([row.flip(0) for row in of], batch_first=True).flip(1) if left else pad_sequence(of, True)
+    def pad_right(values):
+        return pad_sequence(values, batch_first=True)
+
+    def pad_left(values):
+        return pad_right([row.flip(0) for row in values]).flip(1)
 
     prompts, responses = zip(*(row["ids"].tensor_split([row["prompt"]]) for row in rows), strict=True)
-    tensors = {"prompts": padded(prompts, left=True), "responses": padded(responses)}
-    present = [padded([torch.ones_like(row) for row in of], of is prompts) for of in (prompts, responses)]
-    tensors |= {"response_mask": padded([row["mask"] for row in rows]), "attention_mask": torch.cat(present, 1)}
-    tensors |= {"advantages": padded([row["advantage"] for row in rows])}
+    in_prompt = pad_left([torch.ones_like(prompt) for prompt in prompts])
+    in_response = pad_right([torch.ones_like(response) for response in responses])
+    tensors = {
+        "prompts": pad_left(prompts),
+        "responses": pad_right(responses),
+        "response_mask": pad_right([row["mask"] for row in rows]),
+        "attention_mask": torch.cat([in_prompt, in_response], 1),
+        "advantages": pad_right([row["advantage"] for row in rows]),
+    }
     return fingerprints_of(hash_batch(DataProto.from_dict(tensors=tensors)))["rows"]
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_an_updates_fingerprint_depends_on_its_rows_alone_and_costs_no_collective(results, world):
     (first, second), collectives, _ = results(world)
-    assert [hexadecimal([one]) for one in first] == [of_trainer(results.rows[at : at + SIZE]) for at in (0, SIZE)]
-    assert first == second and first[0] != first[1] and not collectives
-    assert hexadecimal(first) == of_trainer(results.rows)
+    first_update, second_update = first
+    assert hexadecimal([first_update]) == fingerprint_of_trainer(results.rows[:ROWS_OF_UPDATE])
+    assert hexadecimal([second_update]) == fingerprint_of_trainer(results.rows[ROWS_OF_UPDATE:])
+    assert hexadecimal(first) == fingerprint_of_trainer(results.rows)
+    assert first == second and first_update != second_update
+    assert not collectives
 
 
 @pytest.mark.parametrize("world", WORLDS[:2])

@@ -30,8 +30,7 @@ SETTINGS = {
 OF_THE_MACHINE = ("timing", "perf/", "actor/perf/")
 
 
-def train_here(rank, world, overrides, log):
-    """Trains in this process."""
+def train_in_this_process(rank, world, overrides, log):
     from hydra import compose, initialize_config_module
     from one_process.trainer import train as train_in_one_process
 
@@ -40,20 +39,21 @@ def train_here(rank, world, overrides, log):
     train_in_one_process(config, Path(log))
 
 
-def of_training(log: pandas.DataFrame) -> pandas.DataFrame:
+def without_metrics_of_machine(log: pandas.DataFrame) -> pandas.DataFrame:
     return log[[name for name in log.columns if not name.startswith(OF_THE_MACHINE)]]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_metric_is_that_of_a_run_through_ray(task, tmp_path, setting):
     overrides = [*SETTINGS[setting], "data.seed=7"]
-    through_ray = of_training(train(task, tmp_path / "ray", *overrides, steps=STEPS).log)
-    folder = tmp_path / "here"
-    on_ranks(1, train_here, [*common_overrides(task, folder, STEPS), *overrides], str(metrics_of(folder)))
-    here = of_training(read_run_log(metrics_of(folder)))
-    assert set(through_ray.columns) == set(here.columns)
+    through_ray = without_metrics_of_machine(train(task, tmp_path / "ray", *overrides, steps=STEPS).log)
+    folder = tmp_path / "in_one_process"
+    arguments = [*common_overrides(task, folder, STEPS), *overrides]
+    on_ranks(1, train_in_this_process, arguments, str(metrics_of(folder)))
+    in_one_process = without_metrics_of_machine(read_run_log(metrics_of(folder)))
+    assert set(through_ray.columns) == set(in_one_process.columns)
     assert through_ray["actor/grad_norm"].min() > 0 and through_ray["critic/score/mean"].nunique() > 1
-    pandas.testing.assert_frame_equal(here[through_ray.columns], through_ray, rtol=1e-5, atol=1e-7)
+    pandas.testing.assert_frame_equal(in_one_process[through_ray.columns], through_ray, rtol=1e-5, atol=1e-7)
 
 
 def test_samples_are_of_the_weights_that_many_versions_ago_or_of_noisy_ones(task, tmp_path):
@@ -63,7 +63,8 @@ def test_samples_are_of_the_weights_that_many_versions_ago_or_of_noisy_ones(task
         # One update a rollout batch, so that only the samples' age moves the ratio.
         overrides += [f"+clipx_rollout.noise={noise}", "actor_rollout_ref.actor.ppo_mini_batch_size=16"]
         folder = tmp_path / f"{old}-{noise}"
-        on_ranks(1, train_here, [*common_overrides(task, folder, 4), *overrides], str(folder / "metrics.jsonl"))
+        arguments = [*common_overrides(task, folder, 4), *overrides]
+        on_ranks(1, train_in_this_process, arguments, str(folder / "metrics.jsonl"))
         logs[noise or old] = read_run_log(folder / "metrics.jsonl")
     assert logs[0]["training/off_policy/trajectory_staleness/mean"].tolist() == [0, 0, 0, 0]
     assert logs[2]["training/off_policy/trajectory_staleness/mean"].tolist() == [0, 1, 2, 2]

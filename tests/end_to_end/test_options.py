@@ -16,32 +16,43 @@ from transformers import AutoModelForCausalLM
 
 from verl_clipx.run.trace_format import read_shards, shards_in
 
-from .runs import Run, check_receipt, loading, train
+from .runs import Run, check_receipt, environment_loading, train
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
-MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
 FSDP = f"{ACTOR}.fsdp_config"
 TWO_RANKS = "trainer.n_gpus_per_node=2"
 PACKING = f"{MODEL}.use_remove_padding=True"
-TOGETHER = (
-    *(PACKING, f"{MODEL}.enable_gradient_checkpointing=True"),
-    *(f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=200"),
-    *(f"{FSDP}.param_offload=True", f"{FSDP}.optimizer_offload=True"),
-    *(f"{ACTOR}.entropy_from_logits_with_chunking=True", f"{ACTOR}.entropy_from_logits_chunk_size=16"),
+# Options of the engine that work together.
+ENGINE_OPTIONS = (
+    PACKING,
+    f"{MODEL}.enable_gradient_checkpointing=True",
+    f"{ACTOR}.use_dynamic_bsz=True",
+    f"{ACTOR}.ppo_max_token_len_per_gpu=200",
+    f"{FSDP}.param_offload=True",
+    f"{FSDP}.optimizer_offload=True",
+    f"{ACTOR}.entropy_from_logits_with_chunking=True",
+    f"{ACTOR}.entropy_from_logits_chunk_size=16",
     f"{ACTOR}.calculate_entropy=True",
 )
 ULYSSES = (
-    *(PACKING, f"{ACTOR}.ulysses_sequence_parallel_size=2"),
+    PACKING,
+    f"{ACTOR}.ulysses_sequence_parallel_size=2",
     f"{MODEL}.override_config.attn_implementation=flash_attention_2",
 )
 CORRECTION = "algorithm.rollout_correction"
 # Of a rollout server on a rank of its own.
-APART = ("actor_rollout_ref.rollout.checkpoint_engine.backend=gloo", "ray_kwargs.ray_init.num_gpus=2")
+ROLLOUT_APART = ("actor_rollout_ref.rollout.checkpoint_engine.backend=gloo", "ray_kwargs.ray_init.num_gpus=2")
 # Of the two experimental trainers, outside verl's own checkout.
-EXPERIMENTAL = (
-    *("hydra.searchpath=[pkg://verl.trainer.config]", "actor_rollout_ref.hybrid_engine=False"),
-    *("rollout.nnodes=1", "rollout.n_gpus_per_node=1", *APART),
+EXPERIMENTAL_TRAINERS = (
+    "hydra.searchpath=[pkg://verl.trainer.config]",
+    "actor_rollout_ref.hybrid_engine=False",
+    "rollout.nnodes=1",
+    "rollout.n_gpus_per_node=1",
+    *ROLLOUT_APART,
 )
 # Any answers differ in it, so that every batch has a gradient however little the policy can do.
 REWARD = """
@@ -80,9 +91,9 @@ def train_acpo(task, folder, *overrides: str, **options) -> Run:
     folder.mkdir(exist_ok=True)
     reward = folder / "reward.py"
     reward.write_text(REWARD)
-    ours = ("+clipx=acpo", f"reward.custom_reward_function.path={reward}")
+    loss_and_reward = ("+clipx=acpo", f"reward.custom_reward_function.path={reward}")
     traces = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1")
-    return train(task, folder / "run", *ours, *traces, *overrides, **options)
+    return train(task, folder / "run", *loss_and_reward, *traces, *overrides, **options)
 
 
 def traced_tokens(run: Run) -> pandas.DataFrame:
@@ -95,18 +106,19 @@ def check_bounds(tokens: pandas.DataFrame, tolerance: float) -> None:
 
     `tolerance` is of epsilon's relative difference.
     """
-    moved = 0.0
-    for (step, update), found in tokens.groupby(["step", "update"]):
-        left = found if found.selected.isna().all() else found[found.selected.astype(bool)]
-        old = left.old_log_prob.astype(float)
-        ratio = numpy.exp(left.log_prob.astype(float) - old)
+    largest_epsilon = 0.0
+    for (step, update), trained in tokens.groupby(["step", "update"]):
+        if not trained.selected.isna().all():
+            trained = trained[trained.selected.astype(bool)]
+        old = trained.old_log_prob.astype(float)
+        ratio = numpy.exp(trained.log_prob.astype(float) - old)
         bins = (numpy.exp(old) * 5).astype(int).clip(0, 4)
         # Eq. 8, of each bin.
         expected = bins.map(3 * ratio.groupby(bins).std(ddof=0) + 0.2)
-        for epsilon in (left.high - 1, 1 - left.low):
+        for epsilon in (trained.high - 1, 1 - trained.low):
             numpy.testing.assert_allclose(epsilon, expected, rtol=tolerance, err_msg=f"{step=} {update=}")
-        moved = max(moved, float(expected.max()))
-    assert moved > 0.205, "no update moved a bound, so that any method with fixed ones would do"
+        largest_epsilon = max(largest_epsilon, float(expected.max()))
+    assert largest_epsilon > 0.205, "no update moved a bound, so that any method with fixed ones would do"
 
 
 def check_adapted(
@@ -133,7 +145,7 @@ def check_run(run: Run, *, rollout_difference: float = 1e-4, tolerance: float = 
 
 
 def test_two_ranks_share_sequences(task, tmp_path):
-    check_run(train_acpo(task, tmp_path, TWO_RANKS, *ULYSSES, environment=loading("flash_attention")))
+    check_run(train_acpo(task, tmp_path, TWO_RANKS, *ULYSSES, environment=environment_loading("flash_attention")))
 
 
 def test_lora_merged_for_the_rollout(task, tmp_path):
@@ -186,8 +198,10 @@ def test_a_critics_advantages_in_two_epochs(task, tmp_path):
     # one of each epoch's.
     assert run.state(2)["step"] == 2 * 2 * 2
     tokens = traced_tokens(run)
-    found = tokens.groupby(["step", "prompt", "sample"])["update"].unique()
-    assert len(found) == 2 * 16 * 4 and all(len(of) == 2 and min(of) < 2 <= max(of) for of in found)
+    updates_of_responses = tokens.groupby(["step", "prompt", "sample"])["update"].unique()
+    assert len(updates_of_responses) == 2 * 16 * 4
+    for updates in updates_of_responses:
+        assert len(updates) == 2 and min(updates) < 2 <= max(updates)
     for _, batch in tokens[tokens["update"] < 2].groupby("step"):
         # Whitened over the rollout batch's tokens; the critic's values differ within a response.
         assert batch.advantage.mean() == pytest.approx(0, abs=1e-4) and batch.advantage.std() == pytest.approx(1, 1e-3)
@@ -198,9 +212,14 @@ def test_a_rollout_apart_with_rloo_and_rollout_correction(task, tmp_path):
     run = train_acpo(
         task,
         tmp_path,
-        *("algorithm.adv_estimator=rloo", *APART, f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1"),
-        *("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
-        *(f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_rs=seq_mean_k3"),
+        "algorithm.adv_estimator=rloo",
+        *ROLLOUT_APART,
+        f"{ROLLOUT}.nnodes=1",
+        f"{ROLLOUT}.n_gpus_per_node=1",
+        "trainer.v1.trainer_mode=separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=2",
+        f"{CORRECTION}.rollout_is=token",
+        f"{CORRECTION}.rollout_rs=seq_mean_k3",
         f"{CORRECTION}.rollout_rs_threshold=0.03",
     )
     # The second of the two updates between two sendings of weights: its old_log_probs are of the weights before both.
@@ -209,11 +228,11 @@ def test_a_rollout_apart_with_rloo_and_rollout_correction(task, tmp_path):
     for _, batch in traced_tokens(run).groupby("step"):
         scores = batch.groupby(["prompt", "sample"]).score.first()
         expected = (4 * scores - scores.groupby("prompt").transform("sum")) / 3
-        whole = scores.groupby("prompt").transform("size") == 4
-        found = batch.groupby(["prompt", "sample"]).advantage.first()
+        advantages = batch.groupby(["prompt", "sample"]).advantage.first()
         # Of prompts without a rejected response, whose rewards are all traced.
-        assert whole.any()
-        numpy.testing.assert_allclose(found[whole], expected[whole], rtol=1e-4, atol=1e-5)
+        is_complete = scores.groupby("prompt").transform("size") == 4
+        assert is_complete.any()
+        numpy.testing.assert_allclose(advantages[is_complete], expected[is_complete], rtol=1e-4, atol=1e-5)
     # What was sent is what was trained, then older than that, and weighed for it.
     assert run.log["training/rollout_probs_diff_max"][1] < 1e-4
     assert run.log["training/off_policy/trajectory_staleness/mean"].tolist() == [0, 1]
@@ -231,9 +250,12 @@ def test_several_turns_with_a_tool(task, tmp_path):
     run = train_acpo(
         replace(task, policy=policy),
         tmp_path,
-        *(f"{ROLLOUT}.multi_turn.enable=True", f"{ROLLOUT}.agent.default_agent_loop=tool_agent"),
-        *(f"{ROLLOUT}.multi_turn.format=every_answer", f"{ROLLOUT}.multi_turn.function_tool_path={tool}"),
-        *(f"{ROLLOUT}.multi_turn.max_assistant_turns=2", "data.max_response_length=64"),
+        f"{ROLLOUT}.agent.default_agent_loop=tool_agent",
+        f"{ROLLOUT}.multi_turn.enable=True",
+        f"{ROLLOUT}.multi_turn.format=every_answer",
+        f"{ROLLOUT}.multi_turn.function_tool_path={tool}",
+        f"{ROLLOUT}.multi_turn.max_assistant_turns=2",
+        "data.max_response_length=64",
     )
     check_adapted(run, [1, 2], updates=2)
     # Prompt, answer, tool, answer.
@@ -244,7 +266,7 @@ def test_several_turns_with_a_tool(task, tmp_path):
 def test_one_step_off_policy_trains_the_loss_in_its_bypass_mode(task, tmp_path):
     entry = "verl.experimental.one_step_off_policy.main_ppo"
     rejection = (f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=0.98_1.02")
-    run = train_acpo(task, tmp_path, *EXPERIMENTAL, *rejection, entry=entry)
+    run = train_acpo(task, tmp_path, *EXPERIMENTAL_TRAINERS, *rejection, entry=entry)
     check_adapted(run, [1, 2], updates=2)
     assert "old_log_probs are the rollout's own (bypass_mode)" in run.output
     # What was rejected is what should have been, and trained nothing; by the ratios of the traced tokens.
@@ -262,9 +284,12 @@ def test_fully_async_policy(task, tmp_path):
     run = train_acpo(
         task,
         tmp_path,
-        *EXPERIMENTAL,
-        *("data.train_batch_size=0", "data.gen_batch_size=1", "rollout.total_rollout_steps=32"),
-        *("async_training.trigger_parameter_sync_step=1", "async_training.require_batches=2"),
+        *EXPERIMENTAL_TRAINERS,
+        "data.train_batch_size=0",
+        "data.gen_batch_size=1",
+        "rollout.total_rollout_steps=32",
+        "async_training.trigger_parameter_sync_step=1",
+        "async_training.require_batches=2",
         entry="verl.experimental.fully_async_policy.fully_async_main",
     )
     # verl logs the updates of both versions under the second.

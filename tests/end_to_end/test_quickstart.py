@@ -28,7 +28,7 @@ pytestmark = pytest.mark.end_to_end
 
 SMALL = {"TOTAL_STEPS": "2", "TRAIN_BATCH_SIZE": "16", "MINI_BATCH_SIZE": "4", "ROLLOUT_N": "4", "TRACE_EVERY": "1"}
 # How far, relative and absolute, a step's metrics may be from the demo's.
-CLOSE = {
+TOLERANCES = {
     "critic/score/mean": (0, 0.03),
     "response_length/mean": (0.02, 0),
     "actor/entropy": (0.05, 0),
@@ -50,19 +50,25 @@ def checkout(folder: Path) -> Path:
 
 def quickstart(folder: Path, *words: str, **variables: str) -> tuple[Path, str]:
     """Runs the script to its end; returns the folder of its runs, and what it printed."""
-    script, runs = checkout(folder / "checkout"), folder / "runs"
+    script = checkout(folder / "checkout")
+    runs = folder / "runs"
     environment = os.environ | variables | {"VENV": sys.prefix, "RUNS": str(runs)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 3 * SECONDS}
-    done = subprocess.run(["bash", script, *words], env=environment, **pipes)
+    result = subprocess.run(
+        ["bash", script, *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=3 * SECONDS,
+    )
     logs = "".join(path.read_text(errors="replace")[-3000:] for path in runs.rglob("*-seed1/run.log"))
-    assert done.returncode == 0, done.stdout + logs
-    return runs, done.stdout
+    assert result.returncode == 0, result.stdout + logs
+    return runs, result.stdout
 
 
 def test_grpo_and_acpo_on_one_page(task, tmp_path):
     overrides = [f"data.train_files={task.train}", "trainer.val_before_train=False", "trainer.test_freq=-1"]
-    given = {**SMALL, "MODEL_PATH": str(task.policy)}
-    runs, printed = quickstart(tmp_path, "acpo", *overrides, "clipx.alpha=2", **given)
+    runs, printed = quickstart(tmp_path, "acpo", *overrides, "clipx.alpha=2", **SMALL, MODEL_PATH=str(task.policy))
 
     # Of each run its line and its steps.
     for method in ("grpo", "acpo"):
@@ -88,14 +94,15 @@ def test_grpo_and_acpo_on_one_page(task, tmp_path):
     assert [batch["groups"] for batch in grpo.batches.values()] == [16, 16]
     assert grpo.batches[1] == acpo.batches[1] and grpo.batches[2]["rows"] != acpo.batches[2]["rows"]
 
-    first = []
+    first_tokens = []
     for run in (grpo, acpo):
         shards = {(shard.step, shard.update): shard for shard in run.shards}
         assert shards.keys() == {(step, update) for step in (1, 2) for update in range(4)}
         check_traces(read_shards(run.traces, run.shards).to_pandas(), run.log)
         traced = read_shards(run.traces, [shards[1, 0]]).to_pandas()
-        first.append(traced[["prompt", "sample", "position", "token_id"]])
-    assert len(first[0]) > 64 and first[0].equals(first[1])
+        first_tokens.append(traced[["prompt", "sample", "position", "token_id"]])
+    tokens_of_grpo, tokens_of_acpo = first_tokens
+    assert len(tokens_of_grpo) > 64 and tokens_of_grpo.equals(tokens_of_acpo)
 
     (page,) = runs.glob("acpo*-page/report.html")
     assert f"open the page     {page}" in printed
@@ -103,12 +110,12 @@ def test_grpo_and_acpo_on_one_page(task, tmp_path):
     assert "GRPO" in text and "ACPO" in text and (page.parent / "metrics.csv").is_file()
 
     for run in (grpo, acpo):
-        found = answer("replay", run.traces.parent)
-        (own,) = found["settings"]
+        replayed = answer("replay", run.traces.parent)
+        (own,) = replayed["settings"]
         assert own["exact"] and own["bounds_against_run"] <= 1e-6 and own["regained"] == own["lost"] == 0
         assert own["numbers"]["cosine"]["value"] == pytest.approx(1, abs=1e-6)
         for name in ("clip_fraction_low", "clip_fraction_high"):
-            logged = run.values(f"actor/clipx/{name}")[found["step"]]
+            logged = run.values(f"actor/clipx/{name}")[replayed["step"]]
             assert own["numbers"][f"clipx/{name}"]["value"] == pytest.approx(logged, abs=1e-6)
     # ACPO's bounds are of this run's spreads, not epsilon_base's.
     assert own["bounds"]["high"]["greatest"] > 1.2001
@@ -132,16 +139,17 @@ def test_the_first_steps_are_those_of_the_demo(tmp_path):
     runs, _ = quickstart(tmp_path, "acpo", "trainer.val_before_train=False", TOTAL_STEPS="2")
     for name in RUNS:
         (folder,) = runs.glob(f"{name.removesuffix('-seed1')}_*-seed1")
-        trained, shipped = read_run(folder).log, read_run(SHIPPED / name).log
-        for key, (relative, absolute) in CLOSE.items():
-            first = shipped[key][trained.index].tolist()
-            assert trained[key].tolist() == pytest.approx(first, rel=relative, abs=absolute), (name, key)
+        trained = read_run(folder).log
+        shipped = read_run(SHIPPED / name).log
+        for key, (relative, absolute) in TOLERANCES.items():
+            expected = shipped[key][trained.index].tolist()
+            assert trained[key].tolist() == pytest.approx(expected, rel=relative, abs=absolute), (name, key)
 
 
 @pytest.mark.matrix
 def test_a_pretrained_model_on_one_page(tmp_path):
-    given = SMALL | {"TRAIN_BATCH_SIZE": "8", "MODEL": "smollm2"}
-    runs, _ = quickstart(tmp_path, "acpo", "trainer.val_before_train=False", **given)
+    variables = SMALL | {"TRAIN_BATCH_SIZE": "8", "MODEL": "smollm2"}
+    runs, _ = quickstart(tmp_path, "acpo", "trainer.val_before_train=False", **variables)
     (folder,) = runs.glob("smollm2_*")
     for method in ("grpo", "acpo"):
         (path,) = folder.glob(f"{method}*-seed1")

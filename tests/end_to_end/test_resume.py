@@ -15,7 +15,9 @@ from .runs import SECONDS, check_receipt, growing_run, kill_tree, launch, output
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
 SEEDED = (
-    *("+clipx=acpo", "clipx.scope=lagged", "trainer.save_freq=1"),
+    "+clipx=acpo",
+    "clipx.scope=lagged",
+    "trainer.save_freq=1",
     "+clipx/rollout=seeded",
     "actor_rollout_ref.actor.use_kl_loss=True",
     "actor_rollout_ref.actor.calculate_entropy=True",
@@ -23,13 +25,13 @@ SEEDED = (
     "actor_rollout_ref.rollout.val_kwargs.temperature=0",
 )
 TOLERANCE = 1e-5
-MOVING = ("actor/ppo_kl", "actor/kl_loss", "actor/entropy", "actor/grad_norm")
+MOVING_METRICS = ("actor/ppo_kl", "actor/kl_loss", "actor/entropy", "actor/grad_norm")
 
 
 def differences(first, second, steps):
     """The largest absolute difference over the steps: of the bounds, and of what the policy did under them."""
     names = [name for name in first.log if "clipx/epsilon" in name]
-    names += [*MOVING, "critic/rewards/mean", "response_length/mean"]
+    names += [*MOVING_METRICS, "critic/rewards/mean", "response_length/mean"]
     return (first.log.loc[steps, names] - second.log.loc[steps, names]).abs().max()
 
 
@@ -38,7 +40,8 @@ def test_a_killed_run_leaves_no_process_and_goes_on_as_if_nothing_had_happened(t
     check_that_every_step_learns(whole, 3)
 
     folder = tmp_path / "killed"
-    process, deadline = launch(task, folder, *SEEDED, steps=100), time.monotonic() + SECONDS
+    process = launch(task, folder, *SEEDED, steps=100)
+    deadline = time.monotonic() + SECONDS
     # A checkpoint is being written, and verl has not yet named it the latest.
     third = folder / "checkpoints" / "global_step_3" / "actor"
     while not third.exists() and process.poll() is None and time.monotonic() < deadline:
@@ -62,15 +65,16 @@ def test_a_killed_run_leaves_no_process_and_goes_on_as_if_nothing_had_happened(t
     assert (difference < TOLERANCE).all(), difference
     check_that_it_answers_alike(whole, resumed, 2)
     assert whole.log.loc[3, "actor/clipx/epsilon_highest"] > 0.21
-    there, here = whole.state(3), resumed.state(3)
-    assert here["step"] == there["step"] == 6
-    for position, vector in there["statistics"].items():
-        assert here["statistics"][position] == pytest.approx(vector, abs=1e-3), position
+    state_of_whole = whole.state(3)
+    state_of_resumed = resumed.state(3)
+    assert state_of_resumed["step"] == state_of_whole["step"] == 6
+    for position, vector in state_of_whole["statistics"].items():
+        assert state_of_resumed["statistics"][position] == pytest.approx(vector, abs=1e-3), position
 
 
 def check_that_every_step_learns(run, steps):
     """Otherwise equality would mean little. The reference is the policy itself until the second update."""
-    table = run.log.loc[range(1, steps + 1), list(MOVING)]
+    table = run.log.loc[range(1, steps + 1), list(MOVING_METRICS)]
     assert table.nunique().min() == steps and (table.abs() > 10 * TOLERANCE).all(axis=None), table
 
 

@@ -44,10 +44,10 @@ def knights_and_knaves(tmp_path_factory) -> Task:
     return Task(folder / "train.parquet", folder / "test.parquet", policy)
 
 
-HERE = """
+TRAIN_IN_THIS_PROCESS = """
 import os, runpy, sys
 os.environ["VERL_FILE_LOGGER_PATH"] = {log!r}
-sys.argv[1:] = {words!r}
+sys.argv[1:] = {overrides!r}
 runpy.run_module("tests.end_to_end.in_one_process", run_name="__main__")
 """
 
@@ -68,19 +68,19 @@ def test_the_recipe_of_knights_and_knaves_trains_a_batch(run_fresh, tmp_path):
     (call,) = machine.calls
     assert call[:3] == ["python3", "-m", "verl.trainer.main_ppo"]
     log = tmp_path / "metrics.jsonl"
-    done = run_fresh(HERE.format(log=str(log), words=call[3:]), ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = run_fresh(TRAIN_IN_THIS_PROCESS.format(log=str(log), overrides=call[3:]), ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
     (step,) = map(json.loads, log.read_text().splitlines())
     assert step["step"] == 1 and -3 <= step["data"]["critic/score/mean"] <= 3
-    assert "clipx_acpo" in done.stdout + done.stderr
+    assert "clipx_acpo" in result.stdout + result.stderr
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", ["knights_and_knaves", "countdown"])
-def test_train_then_evaluate(name, request, tmp_path):
-    given = request.getfixturevalue(name)
+def test_training_raises_the_score_of_the_evaluation(name, request, tmp_path):
+    task = request.getfixturevalue(name)
     run = train(
-        given,
+        task,
         tmp_path / "run",
         "+clipx=grpo",
         f"reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.{name}.reward",
@@ -94,8 +94,8 @@ def test_train_then_evaluate(name, request, tmp_path):
         f"trainer.save_freq={STEPS}",
         steps=STEPS,
     )
-    trained = check_both_ways(given, run, name, STEPS, tmp_path)
-    evaluate(given.policy, given.test, tmp_path / "base")
+    trained = check_both_ways(task, run, name, STEPS, tmp_path)
+    evaluate(task.policy, task.test, tmp_path / "base")
     clipx("papers", "eval", "compare", tmp_path / "base", trained, "--out", tmp_path / "comparison.json")
     comparison = json.loads((tmp_path / "comparison.json").read_text())["benchmarks"]["test"]
     assert comparison["reward/score"]["low"] > 0, "training undoes the habit that the warm start taught"

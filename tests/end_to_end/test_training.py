@@ -16,8 +16,8 @@ from verl_clipx.run.trace_format import read_shards, shards_in
 
 from .evaluation_round import VALIDATION, check_both_ways
 from .method_checks import FRACTIONS, SETTINGS, check_method
-from .runs import Run, check_receipt, finding, train, write_documented_method
-from .test_options import TOGETHER
+from .runs import Run, check_receipt, environment_with, train, write_documented_method
+from .test_options import ENGINE_OPTIONS
 
 pytestmark = pytest.mark.end_to_end
 
@@ -28,19 +28,23 @@ MATRIX = [
 ]
 STEPS = 3
 
-# Of a response's tokens the mean of half the squared log-ratio, above which bypass mode rejects it.
-K2 = 1e-3
+# The mean of half the squared log-ratio of a response's tokens, above which bypass mode rejects the response.
+LARGEST_K2 = 1e-3
 KL_COEFFICIENT = 0.5
 
 # Bounds so narrow that tokens are outside.
-OWN = ("+clipx=custom", "clipx.function=spread_clip:SpreadClip", "+clipx.width=0.5", "+clipx.least=0")
+NARROW_CONTROLLER = ("+clipx=custom", "clipx.function=spread_clip:SpreadClip", "+clipx.width=0.5", "+clipx.least=0")
 LOPTI_ON_STALE_SAMPLES = (
-    *OWN,
-    *("+clipx/update=lopti", "+clipx/shaping=advantage_reweighting"),
-    *("trainer.v1.trainer_mode=colocate_async", "trainer.v1.colocate_async.num_warmup_batches=2"),
-    *("algorithm.rollout_correction.bypass_mode=True", "algorithm.rollout_correction.rollout_rs=seq_mean_k2"),
-    f"algorithm.rollout_correction.rollout_rs_threshold={K2}",
-    *("actor_rollout_ref.actor.use_kl_loss=True", f"actor_rollout_ref.actor.kl_loss_coef={KL_COEFFICIENT}"),
+    *NARROW_CONTROLLER,
+    "+clipx/update=lopti",
+    "+clipx/shaping=advantage_reweighting",
+    "trainer.v1.trainer_mode=colocate_async",
+    "trainer.v1.colocate_async.num_warmup_batches=2",
+    "algorithm.rollout_correction.bypass_mode=True",
+    "algorithm.rollout_correction.rollout_rs=seq_mean_k2",
+    f"algorithm.rollout_correction.rollout_rs_threshold={LARGEST_K2}",
+    "actor_rollout_ref.actor.use_kl_loss=True",
+    f"actor_rollout_ref.actor.kl_loss_coef={KL_COEFFICIENT}",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=10",
 )
 
@@ -53,8 +57,16 @@ def lopti(task, tmp_path_factory) -> Run:
     folder = write_documented_method(tmp_path_factory.mktemp("lopti"))
     ranks = ("trainer.n_gpus_per_node=2", f"trainer.save_freq={STEPS}", f"trainer.test_freq={STEPS}", *VALIDATION)
     traces = ("+clipx/trace=prompts", "clipx.trace.fraction=0.5", "clipx.trace.every=3")
-    given = {"environment": finding(folder), "steps": STEPS + 1}
-    return train(task, folder / "run", *LOPTI_ON_STALE_SAMPLES, *TOGETHER, *ranks, *traces, **given)
+    return train(
+        task,
+        folder / "run",
+        *LOPTI_ON_STALE_SAMPLES,
+        *ENGINE_OPTIONS,
+        *ranks,
+        *traces,
+        environment=environment_with(folder),
+        steps=STEPS + 1,
+    )
 
 
 def check_trained(run: Run, mode: str, kl: bool, steps: int = STEPS) -> None:
@@ -86,9 +98,9 @@ def check_traces(tokens: pandas.DataFrame, log: pandas.DataFrame) -> None:
     values = values.assign(**{name: (tokens.region == region).astype(float) for region, name in FRACTIONS.items()})
     values = values[[name for name in values if f"actor/clipx/{name}" in log]]
     assert {"ratio_mean", "clip_fraction_low", "clip_fraction_high"} <= {*values}
-    found = values.groupby([tokens.step, tokens["update"]]).mean().groupby("step").mean()
+    means = values.groupby([tokens.step, tokens["update"]]).mean().groupby("step").mean()
     for name in values:
-        assert found[name].tolist() == pytest.approx(log[f"actor/clipx/{name}"].tolist(), rel=1e-5), name
+        assert means[name].tolist() == pytest.approx(log[f"actor/clipx/{name}"].tolist(), rel=1e-5), name
     scores = tokens.groupby(["step", "prompt", "sample"]).score.first().groupby("step").mean()
     assert scores.tolist() == pytest.approx(log["critic/score/mean"].tolist(), rel=1e-5)
 
@@ -97,8 +109,8 @@ def test_traces_of_both_passes_on_stale_samples(lopti):
     tokens = traces_of(lopti)
     assert set(tokens.step) == {1, 4} and set(tokens["update"]) == {0, 1, 2, 3}
     # Chosen by their hash: some of the 16 prompts of each batch, with all their responses.
-    found = tokens.groupby("step").prompt.nunique()
-    assert found.between(1, 15).all()
+    traced_prompts = tokens.groupby("step").prompt.nunique()
+    assert traced_prompts.between(1, 15).all()
     assert (tokens.groupby(["step", "prompt"])["sample"].nunique() == 4).all()
     low = tokens.old_log_prob <= math.log(0.5)
     assert (tokens.advantage[low & (tokens["update"] >= 2)] == 0).all()
@@ -110,18 +122,18 @@ def test_traces_of_both_passes_on_stale_samples(lopti):
 
 def test_responses_far_from_the_sampler_are_rejected_in_both_passes(lopti):
     tokens = traces_of(lopti)
-    moved = (tokens.log_prob.astype(float) - tokens.old_log_prob.astype(float)) ** 2 / 2
+    k2 = (tokens.log_prob.astype(float) - tokens.old_log_prob.astype(float)) ** 2 / 2
     response = [tokens.step, tokens["update"], tokens.prompt, tokens["sample"]]
     kept = tokens.selected.astype(bool)
     # But for a response on the very edge, in float32.
-    assert (kept == (moved.groupby(response).transform("mean") <= K2)).mean() > 0.99
+    assert (kept == (k2.groupby(response).transform("mean") <= LARGEST_K2)).mean() > 0.99
     assert 0 < kept.mean() < 1
     assert (tokens.weight[~kept] == 0).all() and (tokens.weight[kept] != 0).any()
     # Of all responses, also of those that are not traced.
     rejected = lopti.log["actor/clipx/rejected_fraction"]
     assert rejected.between(0, 1).all() and rejected[4] > 0
     assert (
-        f"; rollout correction rollout_rs=seq_mean_k2 in the loss, by the current policy (threshold {K2:g}); "
+        f"; rollout correction rollout_rs=seq_mean_k2 in the loss, by the current policy (threshold {LARGEST_K2:g}); "
         in lopti.output
     )
 
@@ -138,8 +150,8 @@ def test_a_users_own_controller_trains_on_stale_samples_of_asynchronous_ranks(lo
     assert versions.max() > 0.5 and math.isnan(versions[1])
     assert (log["actor/clipx/staleness/versions_first"] >= versions)[1:].all()
     # verl's KL term is part of what is trained.
-    term = log["actor/loss"] - log["actor/pg_loss"]
-    assert term.tolist() == pytest.approx((KL_COEFFICIENT * log["actor/kl_loss"]).tolist(), rel=0.01, abs=1e-7)
+    kl_term = log["actor/loss"] - log["actor/pg_loss"]
+    assert kl_term.tolist() == pytest.approx((KL_COEFFICIENT * log["actor/kl_loss"]).tolist(), rel=0.01, abs=1e-7)
     # The first rollout batch's first update starts at the reference, the last one's is away from it.
     assert (log["actor/kl_loss"] >= 0).all() and log["actor/kl_loss"].iloc[-1] > 1e-5
 
@@ -166,8 +178,8 @@ def test_the_checkpoint_of_two_ranks_is_evaluated_by_its_shards_as_when_merged(t
 @pytest.mark.parametrize(("method", "ranks", "mode", "kl"), MATRIX)
 def test_every_method_under_every_pair_of_settings(task, tmp_path, method, ranks, mode, kl):
     settings = (f"trainer.n_gpus_per_node={ranks}", f"actor_rollout_ref.actor.use_kl_loss={kl}")
-    ours = (f"+clipx={method}", *SETTINGS.get(method, ()))
-    run = train(task, tmp_path, *ours, *settings, f"trainer.v1.trainer_mode={mode}", steps=STEPS)
+    group = (f"+clipx={method}", *SETTINGS.get(method, ()))
+    run = train(task, tmp_path, *group, *settings, f"trainer.v1.trainer_mode={mode}", steps=STEPS)
     check_trained(run, mode, kl)
     check_method(method, run)
 
@@ -177,10 +189,16 @@ def test_a_mask_weights_of_later_tokens_and_a_held_target_train_together_compile
     run = train(
         task,
         tmp_path,
-        *("+clipx=grpo", "clipx.compile=true", "+clipx/shaping=fipo"),
-        *("+clipx/mask=icepop", "clipx.mask.low=0.9", "clipx.mask.high=1.1"),
-        *("+clipx/hold=clip_fraction", "clipx.hold.value=0.02"),
-        *("actor_rollout_ref.rollout.calculate_log_probs=True", "trainer.v1.trainer_mode=colocate_async"),
+        "+clipx=grpo",
+        "clipx.compile=true",
+        "+clipx/shaping=fipo",
+        "+clipx/mask=icepop",
+        "clipx.mask.low=0.9",
+        "clipx.mask.high=1.1",
+        "+clipx/hold=clip_fraction",
+        "clipx.hold.value=0.02",
+        "actor_rollout_ref.rollout.calculate_log_probs=True",
+        "trainer.v1.trainer_mode=colocate_async",
         steps=STEPS,
     )
     check_trained(run, "colocate_async", False)

@@ -24,7 +24,7 @@ from .runs import (
     REPOSITORY,
     SECONDS,
     Run,
-    finding,
+    environment_with,
     growing_rows,
     growing_run,
     kill_tree,
@@ -33,18 +33,22 @@ from .runs import (
     output_of,
     write_documented_method,
 )
-from .test_resume import MOVING, TOLERANCE, check_that_every_step_learns, check_that_it_answers_alike
+from .test_resume import MOVING_METRICS, TOLERANCE, check_that_every_step_learns, check_that_it_answers_alike
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
 # As Ray shows its actors: verl's trainer, and a rank.
-TRAINER, RANK = "ray::TaskRunner", "ray::WorkerDict"
+TRAINER = "ray::TaskRunner"
+RANK = "ray::WorkerDict"
 CASES = ("without the trainer", "with the trainer")
-SAVED, LOGGED, LAST = 2, 3, 4
+# Steps: the last saved one before the node is lost, the last logged one, and the last of the run.
+SAVED = 2
+LOGGED = 3
+LAST = 4
 LATEST = "latest_checkpointed_iteration.txt"
 SECONDS_TO_END = 120
-GUARD = (sys.executable, str(REPOSITORY / "recipes" / "cluster" / "while_all_nodes_live.py"))
-LOST_NODE = 75
+END_WHEN_A_NODE_IS_LOST = (sys.executable, str(REPOSITORY / "recipes" / "cluster" / "while_all_nodes_live.py"))
+CODE_OF_A_LOST_NODE = 75
 
 
 def overrides(folder: Path) -> list[str]:
@@ -73,7 +77,9 @@ def overrides(folder: Path) -> list[str]:
 @contextmanager
 def running(task, folder: Path, cluster: Cluster) -> Iterator["Running"]:
     """The one command of this module, from its start to its end or that of the block."""
-    process = launch(task, folder, *overrides(folder), steps=LAST, environment=cluster.variables, before=GUARD)
+    process = launch(
+        task, folder, *overrides(folder), steps=LAST, environment=cluster.variables, before=END_WHEN_A_NODE_IS_LOST
+    )
     try:
         yield Running(process, folder, cluster)
     finally:
@@ -97,7 +103,7 @@ class Running:
             assert time.monotonic() < deadline, f"no step {step} within {SECONDS} s{self.ends()}"
             time.sleep(0.01)
         ranks = [self.cluster.processes(address, RANK) for address in NODES]
-        assert [len(of_node) for of_node in ranks] == [1, 1], ranks
+        assert [len(ranks_of_node) for ranks_of_node in ranks] == [1, 1], ranks
         return [rank for (rank,) in ranks]
 
     def wait_for_end(self, seconds: float) -> int:
@@ -115,7 +121,7 @@ class Running:
 def test_a_run_that_lost_a_node_goes_on(case, task, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    with ray_cluster(**finding(write_documented_method(folder))) as cluster:
+    with ray_cluster(**environment_with(write_documented_method(folder))) as cluster:
         cluster.start(HEAD)
         cluster.start(*NODES)
         with running(task, folder, cluster) as run:
@@ -141,7 +147,7 @@ def test_a_run_that_lost_a_node_goes_on(case, task, tmp_path):
             assert code == 0, f"exit code {code}{run.ends()}"
         resumed = Run(read_run_log(metrics_of(folder)), output_of(folder), folder)
 
-    assert exit_code == LOST_NODE and f"lost: {lost}\n" in killed.output
+    assert exit_code == CODE_OF_A_LOST_NODE and f"lost: {lost}\n" in killed.output
     assert list(killed.log.index) == list(range(LOGGED + 1)) and saved == str(SAVED)
     check_resumed(killed, resumed)
 
@@ -152,7 +158,7 @@ def check_resumed(killed: Run, resumed: Run) -> None:
     assert (resumed.folder / "checkpoints" / LATEST).read_text() == str(LAST)
     # Two updates a step: the state counts on from where the file ended.
     assert [resumed.state(step)["step"] for step in (SAVED, LAST)] == [2 * SAVED, 2 * LAST]
-    names = ["actor/clipx/spread", *MOVING, "critic/rewards/mean", "response_length/mean"]
+    names = ["actor/clipx/spread", *MOVING_METRICS, "critic/rewards/mean", "response_length/mean"]
     difference = (killed.log.loc[LOGGED, names] - resumed.log.loc[LOGGED, names]).abs()
     assert (difference < TOLERANCE).all(), difference
     check_that_every_step_learns(killed, LOGGED)

@@ -23,8 +23,8 @@ from verl_clipx.papers.tasks.pretrained.smollm2 import prepare_model
 from .conftest import Task
 from .method_checks import SETTINGS, check_method
 from .rollout_agreement import PREFIX
-from .runs import REPOSITORY, Run, check_receipt, loading, train
-from .test_options import TOGETHER
+from .runs import REPOSITORY, Run, check_receipt, environment_loading, train
+from .test_options import ENGINE_OPTIONS
 from .test_quickstart import quickstart
 
 pytestmark = pytest.mark.end_to_end
@@ -42,8 +42,8 @@ METHODS = {
     "lopti": ["+clipx=grpo", "+clipx/update=lopti"],
 }
 MODES = ("sync", "colocate_async")
-# Carries TOGETHER.
-UNDER_OPTIONS = ("acpo", 2, "sync")
+# The run that has ENGINE_OPTIONS.
+UNDER_ENGINE_OPTIONS = ("acpo", 2, "sync")
 
 VLLM = [
     "actor_rollout_ref.rollout.name=vllm",
@@ -62,7 +62,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     # What vLLM compiles besides the model takes longer than it saves, and a killed run leaves half files in the cache.
     "TORCHDYNAMO_DISABLE": "1",
-    **loading("rollout_agreement"),
+    **environment_loading("rollout_agreement"),
 }
 
 # All that the command for a GPU needs on a CPU: its device and no sleep mode, and of Ray worker slots and CPUs.
@@ -83,8 +83,8 @@ def vllm_python() -> Path:
     folder = REPOSITORY / os.environ.get("VLLM_VENV", ".venv-vllm")
     script = ["bash", str(REPOSITORY / "scripts" / "setup_vllm_cpu.sh")]
     environment = {**os.environ, "VENV": str(folder), "BASE_VENV": sys.prefix}
-    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=SECONDS_TO_SET_UP)
-    assert done.returncode == 0, done.stderr[-6000:]
+    result = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=SECONDS_TO_SET_UP)
+    assert result.returncode == 0, result.stderr[-6000:]
     return folder / "bin" / "python"
 
 
@@ -93,8 +93,16 @@ def train_with_vllm(task, tmp_path, vllm_python):
     """A function that trains with vLLM's rollouts."""
 
     def run(*overrides: str, task: Task = task) -> Run:
-        given = {"steps": STEPS, "environment": ENVIRONMENT, "python": str(vllm_python), "seconds": SECONDS_TO_RUN}
-        return train(task, tmp_path, *VLLM, *overrides, **given)
+        return train(
+            task,
+            tmp_path,
+            *VLLM,
+            *overrides,
+            steps=STEPS,
+            environment=ENVIRONMENT,
+            python=str(vllm_python),
+            seconds=SECONDS_TO_RUN,
+        )
 
     return run
 
@@ -104,7 +112,7 @@ def train_with_vllm(task, tmp_path, vllm_python):
 @pytest.mark.parametrize(("method", "ranks", "mode"), [*itertools.product(METHODS, (1, 2), MODES)])
 def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method, ranks, mode):
     setting = (f"trainer.n_gpus_per_node={ranks}", f"trainer.v1.trainer_mode={mode}")
-    options = TOGETHER if (method, ranks, mode) == UNDER_OPTIONS else ()
+    options = ENGINE_OPTIONS if (method, ranks, mode) == UNDER_ENGINE_OPTIONS else ()
     run = train_with_vllm(*METHODS[method], *setting, *options)
     assert list(run.log.index) == list(range(1, STEPS + 1))
     # Ages are logged in the steps that have them.
@@ -114,7 +122,8 @@ def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method,
         assert (run.log[["actor/clipx/low/grad_norm", "actor/clipx/high/grad_norm"]] > 0).all(axis=None)
     else:
         check_method(method, run)
-    fresh, gap = run.log[f"{PREFIX}/fresh_tokens"], run.log[f"{PREFIX}/log_prob_gap"]
+    fresh = run.log[f"{PREFIX}/fresh_tokens"]
+    gap = run.log[f"{PREFIX}/log_prob_gap"]
     # Also after an update; which rollout batches of colocate_async are fresh depends on time.
     assert fresh.loc[1] > 0 and fresh.loc[2:].sum() > 0 and gap.max() < TOLERANCE
     difference = run.log["training/rollout_probs_diff_max"].max()
@@ -156,9 +165,10 @@ def test_the_quick_start_for_a_gpu_trains_with_what_a_cpu_needs(vllm_python, tmp
         (path,) = runs.glob(f"smollm2_sums_gpu/{method}*-seed1")
         run = read_run(path)
         assert (run.method, list(run.log.index)) == (method, [1, 2])
-        actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-        keys = (f"{actor}.strategy", f"{actor}.fsdp_config.mixed_precision.param_dtype", f"{rollout}.name")
-        assert [run.configuration[key] for key in keys] == ["fsdp2", "bf16", "vllm"]
+        actor = "actor_rollout_ref.actor"
+        assert run.configuration[f"{actor}.strategy"] == "fsdp2"
+        assert run.configuration[f"{actor}.fsdp_config.mixed_precision.param_dtype"] == "bf16"
+        assert run.configuration["actor_rollout_ref.rollout.name"] == "vllm"
         assert sum(run.values("actor/grad_norm")) > 0
         assert all(abs(value) <= DIVERGENCE for value in run.values("rollout_corr/k3_kl"))
     assert len(list(runs.glob("smollm2_sums_gpu/acpo*-page/report.html"))) == 1 and "open the page" in printed

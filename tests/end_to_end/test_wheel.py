@@ -47,8 +47,8 @@ def artefacts(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(artefacts) -> Path:
-    (built,) = artefacts.glob("*.whl")
-    return built
+    (wheel,) = artefacts.glob("*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +76,9 @@ def make_environment(folder: Path, underneath: Path | str, verl: str) -> Path:
 def pip(python: Path, *arguments: str | Path) -> str:
     """What pip prints that acts on an environment, which needs none of its own."""
     command = [sys.executable, "-m", "pip", "--quiet", "--python", python, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +110,9 @@ def test_the_wheel_carries_the_package_its_groups_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"verl_clipx", "hydra_plugins", "verl_clipx-0.1.0.dist-info"}
     assert {f"verl_clipx/{name}" for name in below("configs")} == {name for name in names if "/configs/" in name}
-    ran = {f"verl_clipx/{name.removeprefix('docs/')}" for name in below("docs/results/cpu") | below("docs/results/gpu")}
-    assert ran == {name for name in names if "/results/" in name}
+    results = below("docs/results/cpu") | below("docs/results/gpu")
+    expected_results = {f"verl_clipx/{name.removeprefix('docs/')}" for name in results}
+    assert expected_results == {name for name in names if "/results/" in name}
     assert {name for name in names if "/docs/" in name} == {f"verl_clipx/{page}" for page in pages_of_messages()}
     demo = below("verl_clipx/analysis/demo/shipped")
     assert len(demo) > 20 and demo == {name for name in names if "/shipped/" in name}
@@ -150,12 +151,13 @@ def test_it_installs_beside_another_verl_and_goes_without_a_trace(on_0_8_0, whee
     def files() -> set[Path]:
         return {path for path in on_0_8_0.parents[1].rglob("*") if path.is_file() and path.suffix != ".pyc"}
 
-    before, there = packages(on_0_8_0), files()
-    assert "verl==0.8.0" in before and "verl-clipx" not in str(before)
+    packages_before = packages(on_0_8_0)
+    files_before = files()
+    assert "verl==0.8.0" in packages_before and "verl-clipx" not in str(packages_before)
     pip(on_0_8_0, *INSTALL, "--no-index", wheel)
-    assert packages(on_0_8_0) ^ before == {"verl-clipx"}
+    assert packages(on_0_8_0) ^ packages_before == {"verl-clipx"}
     pip(on_0_8_0, "uninstall", "--yes", "verl-clipx")
-    assert files() == there
+    assert files() == files_before
 
 
 @pytest.mark.matrix
@@ -166,8 +168,9 @@ def test_beside_another_verl_it_is_silent_until_it_is_asked(on_0_8_0, wheel, tmp
     beside = run(tmp_path, *plain)
     assert beside.returncode == 0 and (beside.stdout, beside.stderr) == (without.stdout, without.stderr)
     line = "verl-clipx needs verl<0.10,>=0.9.0, and this is verl 0.8.0: pip install"
-    asked = run(tmp_path, *plain, "+clipx=acpo")
-    assert asked.returncode == 1 and asked.stderr.count(f"clipx/acpo: {line}") == 1 and "Traceback" not in asked.stderr
+    with_group = run(tmp_path, *plain, "+clipx=acpo")
+    assert with_group.returncode == 1 and with_group.stderr.count(f"clipx/acpo: {line}") == 1
+    assert "Traceback" not in with_group.stderr
     # No hook would end the command before it trains.
     explained = run(tmp_path, on_0_8_0.parent / "clipx", "explain", "--", on_0_8_0, *MAIN)
     assert explained.returncode == 1 and f"clipx explain: {line}" in explained.stdout
@@ -181,8 +184,8 @@ def test_without_a_network(tmp_path):
     venv.create(tmp_path / "environment", with_pip=True)
     script = block.text.replace("wheelhouse", str(tmp_path / "wheelhouse")).replace("have.txt", str(tmp_path / "have"))
     path = f"{tmp_path / 'environment' / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = run(ROOT, "bash", "-ec", script, PATH=path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = run(ROOT, "bash", "-ec", script, PATH=path)
+    assert result.returncode == 0, result.stdout + result.stderr
     # As metadata say: of what verl brings, torch included, nothing.
     python = tmp_path / "environment" / "bin" / "python"
     names = {line.split("==")[0] for line in packages(python)}
@@ -191,7 +194,7 @@ def test_without_a_network(tmp_path):
 
 
 # A loss of the registry, where the plugin is, and then what verl's main prints of a composed run: one import of verl.
-COMPOSES = """
+COMPOSE = """
 import runpy, sys
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 print(get_policy_loss_fn("clipx_bapo"), sys.modules["verl_clipx"].__file__)
@@ -201,12 +204,12 @@ runpy.run_module("verl.trainer.main_ppo", run_name="__main__")
 
 def check_composes(python: Path, folder: Path, where: Path, **variables: str) -> None:
     """Checks that verl finds the losses and the groups of the plugin that is there."""
-    words = ("-c", COMPOSES, "+recipe=acpo/countdown_3b_acpo_off", "--cfg", "job")
-    done = run(folder, python, *words, **variables)
-    assert done.returncode == 0, done.stderr
-    first, _, composed = done.stdout.partition("\n")
+    arguments = ("-c", COMPOSE, "+recipe=acpo/countdown_3b_acpo_off", "--cfg", "job")
+    result = run(folder, python, *arguments, **variables)
+    assert result.returncode == 0, result.stderr
+    first_line, _, composed = result.stdout.partition("\n")
     # Registered by the entry point, without an import of ours.
-    assert "policy_loss" in first and str(where) in first
+    assert "policy_loss" in first_line and str(where) in first_line
     assert "loss_mode: clipx_acpo" in composed and "experiment_name: countdown_3b_acpo_off" in composed
 
 
@@ -216,12 +219,12 @@ def test_verl_registers_its_losses_and_composes_its_groups(python, tmp_path):
 
 def test_the_commands_are_there(python, tmp_path):
     for command, printed in (("methods", "clipx_acpo"), ("demo", "clipx-demo/report.html")):
-        done = run(tmp_path, python.parent / "clipx", command)
-        assert done.returncode == 0 and printed in done.stdout, done.stdout + done.stderr
+        result = run(tmp_path, python.parent / "clipx", command)
+        assert result.returncode == 0 and printed in result.stdout, result.stdout + result.stderr
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory, underneath, wheel) -> tuple[Path, Path]:
+def python_and_plugin(tmp_path_factory, underneath, wheel) -> tuple[Path, Path]:
     """The interpreter of an environment with verl and without the plugin, and a folder with it: pip's --target."""
     python = make_environment(tmp_path_factory.mktemp("bare"), underneath, "0.9.1")
     folder = tmp_path_factory.mktemp("shared") / "clipx"
@@ -230,12 +233,12 @@ def beside(tmp_path_factory, underneath, wheel) -> tuple[Path, Path]:
     return python, folder
 
 
-def test_a_folder_on_pythons_path_is_enough(beside, tmp_path):
-    python, folder = beside
+def test_a_folder_on_pythons_path_is_enough(python_and_plugin, tmp_path):
+    python, folder = python_and_plugin
     check_composes(python, tmp_path, folder, PYTHONPATH=str(folder))
 
 
-IN_A_TASK = """
+PRINT_LOSSES_OF_A_TASK = """
 import ray, sys
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=eval(sys.argv[1]))
 @ray.remote
@@ -247,12 +250,12 @@ print(ray.get(losses.remote(), timeout=900))
 
 
 @pytest.mark.matrix
-def test_ray_carries_the_wheel_or_the_path_to_its_workers(beside, wheel, tmp_path):
-    python, folder = beside
+def test_ray_carries_the_wheel_or_the_path_to_its_workers(python_and_plugin, wheel, tmp_path):
+    python, folder = python_and_plugin
     for environment in ({"py_modules": [str(wheel)]}, {"env_vars": {"PYTHONPATH": str(folder)}}, {}):
-        done = run(tmp_path, python, "-c", IN_A_TASK, repr(environment), PYTHONPATH="")
-        assert done.returncode == 0, done.stderr
-        assert ("clipx_acpo" in done.stdout) == bool(environment), environment
+        result = run(tmp_path, python, "-c", PRINT_LOSSES_OF_A_TASK, repr(environment), PYTHONPATH="")
+        assert result.returncode == 0, result.stderr
+        assert ("clipx_acpo" in result.stdout) == bool(environment), environment
 
 
 @pytest.mark.matrix
@@ -263,8 +266,8 @@ def test_it_explains_a_command_and_trains(python, task, tmp_path):
     check_receipt(train(task, tmp_path, "+clipx=acpo", python=str(python)))
 
 
-# In seconds of a process, without torch's own import.
-IMPORTS_WITHIN = 0.3
+# Of a process, without torch's own import, at most.
+SECONDS_OF_IMPORT = 0.3
 BESIDE_TORCH = """
 import sys, time, torch
 before = time.process_time()
@@ -284,7 +287,8 @@ print(took, verl_clipx.__file__)
 
 
 def test_the_losses_need_nothing_but_torch(underneath, wheel, tmp_path):
-    names, links = ["torch"], tmp_path / "torch"
+    names = ["torch"]
+    links = tmp_path / "torch"
     links.mkdir()
     for name in names:
         for requirement in map(Requirement, distribution(name).requires or ()):
@@ -298,14 +302,15 @@ def test_the_losses_need_nothing_but_torch(underneath, wheel, tmp_path):
     (site_packages / "torch.pth").write_text(f"{links}\n")
     pip(python, *INSTALL, "--no-deps", "--no-index", wheel)
     # The first run compiles.
-    done = [run(tmp_path, python, "-W", "ignore", "-c", BESIDE_TORCH, PYTHONPATH="") for _ in range(2)]
-    assert done[1].returncode == 0, done[1].stderr
-    took, file = done[1].stdout.split()
-    assert float(took) < IMPORTS_WITHIN and str(site_packages) in file
+    run(tmp_path, python, "-W", "ignore", "-c", BESIDE_TORCH, PYTHONPATH="")
+    result = run(tmp_path, python, "-W", "ignore", "-c", BESIDE_TORCH, PYTHONPATH="")
+    assert result.returncode == 0, result.stderr
+    seconds, file = result.stdout.split()
+    assert float(seconds) < SECONDS_OF_IMPORT and str(site_packages) in file
 
 
 @pytest.mark.matrix
-def test_the_page_s_trainers_have_trl_s_own_gradients_and_those_of_acpo(wheel, tmp_path):
+def test_the_pages_trainers_have_trls_own_gradients_and_those_of_acpo(wheel, tmp_path):
     venv.create(tmp_path / "environment")
     python = tmp_path / "environment" / "bin" / "python"
     (site_packages,) = (tmp_path / "environment").glob("lib/python*/site-packages")
@@ -317,13 +322,17 @@ def test_the_page_s_trainers_have_trl_s_own_gradients_and_those_of_acpo(wheel, t
     for module, name in (("clip_trainer", "ClipTrainer"), ("short_trainer", "ShortTrainer")):
         (block,) = [block.text for block in blocks_of(page) if f"class {name}" in block.text]
         (tmp_path / f"{module}.py").write_text(block)
-    done = run(tmp_path, python, ROOT / "tests" / "losses" / "trl_steps.py", PYTHONPATH=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    steps = json.loads(done.stdout.splitlines()[-1])
-    assert all(max(apart) < 1e-6 for apart in steps["apart"].values()), steps
+    result = run(tmp_path, python, ROOT / "tests" / "losses" / "trl_steps.py", PYTHONPATH=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    steps = json.loads(result.stdout.splitlines()[-1])
+    assert all(max(differences) < 1e-6 for differences in steps["apart"].values()), steps
     assert min(steps["size"]) > 0.01 and steps["clipped"][1] > 0.001, steps
     assert min(steps["acts"].values()) > 0.001, steps
-    assert [why.partition("=")[0] for why in steps["refused"]] == ["loss_type", "delta", "importance_sampling_level"]
+    assert [reason.partition("=")[0] for reason in steps["refused"]] == [
+        "loss_type",
+        "delta",
+        "importance_sampling_level",
+    ]
 
 
 @pytest.mark.matrix
@@ -346,15 +355,15 @@ def test_uv_run_layers_the_wheel_over_verls_environment_and_leaves_that_as_it_is
 
 
 @pytest.mark.matrix
-def test_rays_workers_have_the_wheel_that_uv_run_layers_for_them(beside, wheel, tmp_path):
-    python, _ = beside
+def test_rays_workers_have_the_wheel_that_uv_run_layers_for_them(python_and_plugin, wheel, tmp_path):
+    python, _ = python_and_plugin
     uv = (str(Path(sys.executable).with_name("uv")), "run", "--no-project", "--python", str(python))
-    for added in (("--with", str(wheel)), ()):
+    # As verl sets it, so that Ray does not give its workers the command of this process.
+    variables = {"PYTHONPATH": "", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "UV_CACHE_DIR": str(tmp_path / "cache")}
+    for layers in (("--with", str(wheel)), ()):
         # The prefix of a worker's command, as verl's scripts set it.
-        environment = {"py_executable": " ".join([*uv, *added])}
-        task = ("python", "-c", IN_A_TASK, repr(environment))
-        # As verl sets it, so that Ray does not give its workers the command of this process.
-        own = {"PYTHONPATH": "", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "UV_CACHE_DIR": str(tmp_path / "cache")}
-        done = run(tmp_path, *uv, *task, **own)
-        assert done.returncode == 0, done.stderr
-        assert ("clipx_acpo" in done.stdout) == bool(added), done.stdout
+        environment = {"py_executable": " ".join([*uv, *layers])}
+        task = ("python", "-c", PRINT_LOSSES_OF_A_TASK, repr(environment))
+        result = run(tmp_path, *uv, *task, **variables)
+        assert result.returncode == 0, result.stderr
+        assert ("clipx_acpo" in result.stdout) == bool(layers), result.stdout

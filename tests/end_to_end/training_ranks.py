@@ -107,8 +107,12 @@ def mini_batch(rows: list[dict[str, Any]], *, sequences: int) -> Any:
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
-    same = {"input_ids": "ids", "old_log_probs": "old", "response_mask": "mask", "loss_mask": "mask"}
-    values = {name: [row[key] for row in rows] for name, key in {**same, "advantages": "advantage"}.items()} | {
+    values = {
+        "input_ids": [row["ids"] for row in rows],
+        "old_log_probs": [row["old"] for row in rows],
+        "response_mask": [row["mask"] for row in rows],
+        "loss_mask": [row["mask"] for row in rows],
+        "advantages": [row["advantage"] for row in rows],
         "position_ids": [torch.arange(len(row["ids"])) for row in rows],
         "prompts": [row["ids"][: row["prompt"]] for row in rows],
         "responses": [row["ids"][row["prompt"] :] for row in rows],
@@ -294,9 +298,9 @@ def log_probs_of_all(worker: Any, data: Any, share: list[dict[str, Any]]) -> lis
     if output is not None:
         pairs = zip(share, output["log_probs"].unbind(), strict=True)
         own = [log_prob[row["prompt"] - 1 : -1].clone() for row, log_prob in pairs]
-    everyone = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everyone, own)
-    return [row for rank in everyone for row in rank]
+    rows_of_ranks = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(rows_of_ranks, own)
+    return [row for rows in rows_of_ranks for row in rows]
 
 
 def run_rank(
@@ -322,27 +326,31 @@ def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls function(rank, world, *arguments), which builds a worker, in a process a rank; returns rank 0's result."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results"
-        given = (world, str(Path(folder) / "ranks"), str(results), function, arguments)
+        arguments_of_rank = (world, str(Path(folder) / "ranks"), str(results), function, arguments)
         multiprocessing.set_forkserver_preload(["tests.end_to_end.imported_by_ranks"])
-        torch.multiprocessing.start_processes(run_rank, given, nprocs=world, join=True, start_method="forkserver")
+        torch.multiprocessing.start_processes(
+            run_rank, arguments_of_rank, nprocs=world, join=True, start_method="forkserver"
+        )
         return pickle.loads(results.read_bytes())
 
 
-def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Case], kept: Path) -> list[Result]:
+def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Case], configs_file: Path) -> list[Result]:
     """Builds the worker of each engine once and runs every case, each from the same weights.
 
-    `kept` is a file that keeps the composed configurations from call to call.
+    `configs_file` keeps the composed configurations from call to call.
     """
-    configs = pickle.loads(kept.read_bytes()) if kept.exists() else {}
-    loaded, workers, results = torch.load(rows, weights_only=False), {}, []
+    configs = pickle.loads(configs_file.read_bytes()) if configs_file.exists() else {}
+    loaded_rows = torch.load(rows, weights_only=False)
+    workers = {}
+    results = []
     for case in cases:
         if case.overrides not in configs:
             configs[case.overrides] = actor_config(case.overrides)
         kind = (case.engine, case.model, case.attention)
         if kind not in workers:
             workers[kind] = build_worker(Path(policy), engine=case.engine, attention=case.attention, **dict(case.model))
-        results.append(run_case(workers[kind], loaded, case, configs[case.overrides]))
+        results.append(run_case(workers[kind], loaded_rows, case, configs[case.overrides]))
     # The others have read it: they have trained with this rank.
     if rank == 0:
-        kept.write_bytes(pickle.dumps(configs))
+        configs_file.write_bytes(pickle.dumps(configs))
     return results
