@@ -97,6 +97,7 @@ NAMES_CHOICE = (
     "nothing reads it",
     "Leave out",
     "sets by itself",
+    "sets loss_mode by itself",
     "does not see",
     "is for verl's own losses",
     # What a loss, a log or an environment is.
