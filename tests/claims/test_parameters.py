@@ -127,7 +127,7 @@ def test_an_end_that_contradicts_another_parameter_is_refused_in_the_driver(meth
 # cispo: the only token that is selected at the smallest share has a gradient, wherever its ratio is.
 @pytest.mark.parametrize("method", ["cispo", pytest.param("acpo", marks=pytest.mark.matrix)])
 def test_a_modifiers_parameter_at_an_end_or_with_a_word_trains(method, kind, name, value):
-    key = f"{kind.node}.{name}".removeprefix("clipx.")
+    key = f"{kind.node_key}.{name}".removeprefix("clipx.")
     values = {key: value}
     if kind is EntropySelection:
         for over in ("sequence", "mini_batch"):
@@ -151,7 +151,7 @@ def test_a_modifier_refuses_a_wrong_value_with_its_key(kind):
         for value in values:
             with pytest.raises(Refusal) as raised:
                 kind(**{name: value})
-            assert raised.value.key == f"{kind.node}.{name}" and raised.value.value is value
+            assert raised.value.key == f"{kind.node_key}.{name}" and raised.value.value is value
 
 
 @pytest.mark.parametrize(("method", "name"), [(method, name) for (name, _), method in SAME_RANGE.items()])

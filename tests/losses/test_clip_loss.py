@@ -199,6 +199,7 @@ def test_a_tensor_that_is_missing_or_wrong_is_named(settings, changed_tensors, f
         ("grpo", {"clip_high": 0.28}, ["clipx.clip_high=0.28", "must be", "1.28"]),
         ("grpo", {"hold": "clip_fraction"}, ["+clipx/hold=clip_fraction", "as a dictionary"]),
         ("dapo", {"mask": "opsm"}, ["clipx.mask.delta=null", "opsm"]),
+        ("dapo", {"mask": {"rule": ["opsm"]}}, ["clipx.mask.rule=['opsm']", "must be one of opsm, icepop"]),
     ],
 )
 def test_a_setting_that_is_unknown_or_wrong_is_named_with_the_remedy(name, parameters, facts):

@@ -15,17 +15,17 @@ from verl_clipx.losses.modifiers.hold import HeldBounds, held
 from verl_clipx.losses.modifiers.pull import PulledMethod, pulled
 
 
-def node_parameter(key: str, kinds: tuple[type[Parameters], ...], meaning: str) -> Any:
-    """Return a parameter whose value is a node. A group under `clipx/KEY` sets it; without a group it is null.
+def node_parameter(key: str, classes: tuple[type[Parameters], ...], meaning: str) -> Any:
+    """Return a parameter whose value is a node of its own. A group under `clipx/KEY` sets it; the default is null.
 
     Args:
         key: the node's key under the clipx node.
-        kinds: the classes that the node may have.
+        classes: the classes that the node may have.
         meaning: as for `parameter`.
     """
-    names = " or ".join(kind.__name__ for kind in kinds)
+    names = " or ".join(candidate.__name__ for candidate in classes)
     description = f"the parameters of {names} (choose them by a group under {NODE}/{key})"
-    return parameter(None, optional(only(description, lambda value: isinstance(value, kinds))), meaning)
+    return parameter(None, optional(only(description, lambda value: isinstance(value, classes))), meaning)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class LossSettings(Parameters):
         ValueError: when built with a value outside a parameter's range, or with modifiers that don't fit the method.
     """
 
-    node: ClassVar[str] = NODE
+    node_key: ClassVar[str] = NODE
 
     method: Method
     shaping: Shaping | None = node_parameter(
@@ -91,21 +91,22 @@ class LossSettings(Parameters):
         return self.select is not None and self.select.over == "mini_batch"
 
 
-def build_node(node: Any, kinds: tuple[type[Parameters], ...]) -> Any:
-    """Build a node: return an instance of its class. None and an instance are returned unchanged.
+def build_node(node: Any, classes: tuple[type[Parameters], ...]) -> Any:
+    """Return an instance of one of the classes, built from a mapping. None and such an instance are returned unchanged.
 
     Args:
-        node: None, an instance, or a mapping from key to value. If there are several classes, the key `rule` names the
-            class; without it, the node has the first class.
-        kinds: the classes that the node may have.
+        node: None, an instance of one of the classes, or a mapping from the names of the parameters to their values.
+            If there are several classes, the mapping's entry "rule" chooses the class whose attribute `rule` equals
+            it. Without that entry, the first class is chosen.
+        classes: the classes that the node may have; several of them differ in their `rule`.
 
     Raises:
-        Refusal: the node is not a mapping, it names an unknown rule or parameter, or one of its values is not allowed.
+        Refusal: `node` is something else, it names an unknown rule or parameter, or one of its values is not allowed.
     """
-    if node is None or isinstance(node, kinds):
+    if node is None or isinstance(node, classes):
         return node
-    default_class = kinds[0]
-    key = default_class.node
+    default_class = classes[0]
+    key = default_class.node_key
     if not isinstance(node, Mapping):
         group = key.replace(".", "/")
         overrides = " or ".join(f"+{group}={name}" for name in group_names(group))
@@ -113,12 +114,25 @@ def build_node(node: Any, kinds: tuple[type[Parameters], ...]) -> Any:
         raise Refusal(key, node, "must be a node of settings, not a single value", advice)
     values = dict(node)
     chosen_class = default_class
-    if len(kinds) > 1:
-        class_by_rule = {candidate.rule: candidate for candidate in kinds}
-        rule = values.pop("rule", default_class.rule)
-        if rule not in class_by_rule:
-            raise Refusal(f"{key}.rule", rule, f"must be one of {', '.join(class_by_rule)}")
-        chosen_class = class_by_rule[rule]
+    if len(classes) > 1:
+        chosen_class = find_class_of_rule(values.pop("rule", default_class.rule), classes)
     parameters = [field.name for field in dataclasses.fields(chosen_class)]
     reject_unknown(values, parameters, key, chosen_class.__name__)
     return chosen_class(**values)
+
+
+def find_class_of_rule(rule: Any, classes: tuple[type[Parameters], ...]) -> type[Parameters]:
+    """Return the class whose attribute `rule` equals a rule.
+
+    Args:
+        rule: what the user wrote, of any type.
+        classes: classes of the same node, each with an attribute `rule`.
+
+    Raises:
+        Refusal: no class has that rule.
+    """
+    for candidate in classes:
+        if candidate.rule == rule:
+            return candidate
+    rules = ", ".join(candidate.rule for candidate in classes)
+    raise Refusal(f"{classes[0].node_key}.rule", rule, f"must be one of {rules}")

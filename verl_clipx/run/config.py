@@ -30,7 +30,7 @@ class Node(Parameters):
         ValueError: when built with a value outside a parameter's range.
     """
 
-    node: ClassVar[str] = NODE
+    node_key: ClassVar[str] = NODE
     # Whether the run trains a method of the plugin, and not verl's own loss.
     trains: ClassVar[bool] = True
 

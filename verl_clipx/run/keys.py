@@ -871,7 +871,7 @@ def find_needs_of_loss(node: "Settings") -> list[Need]:
     """Return the settings of the method, its mask and its pull that need the rollout's log-probabilities."""
     needs = find_comparisons_with_sampler(node)
     if node.pull is not None and node.pull.anchor == "rollout":
-        key = f"{node.pull.node}.anchor"
+        key = f"{node.pull.node_key}.anchor"
         needs.append(Need(f"{key}=rollout", f"set {key}=old"))
     return needs
 

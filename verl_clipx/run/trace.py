@@ -14,7 +14,7 @@ class Trace(Parameters):
         ValueError: when built with a value outside a parameter's range.
     """
 
-    node: ClassVar[str] = "clipx.trace"
+    node_key: ClassVar[str] = "clipx.trace"
 
     fraction: float = parameter(
         0.01,

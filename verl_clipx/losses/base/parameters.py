@@ -236,7 +236,7 @@ def validate(config: Any, node: str) -> None:
 
     Args:
         config: the instance. Fields that `parameter` did not make stay as they are.
-        node: the configuration node that the fields are under, for the message.
+        node: the full key of the configuration node that the fields are under, for the message.
 
     Raises:
         Refusal: a value is not allowed. The message names key, value and what is allowed.
@@ -257,12 +257,13 @@ def validate(config: Any, node: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """Parameters under a `node` of the configuration, which are converted and checked when they are built."""
+    """Parameters under one node of the configuration, which are converted and checked when they are built."""
 
-    node: ClassVar[str]
+    # The full key of that node, such as clipx.mask.
+    node_key: ClassVar[str]
 
     def __post_init__(self) -> None:
-        validate(self, self.node)
+        validate(self, self.node_key)
 
 
 def explain_width(name: str, value: Any) -> str:
@@ -283,7 +284,7 @@ def reject_unknown(given: Iterable[str], known: Iterable[str], node: str, owner:
     Args:
         given: the keys that the user wrote; if it is a mapping, the message also has the key's value.
         known: the keys that there are.
-        node: the configuration node that the keys are under.
+        node: the full key of the configuration node that the keys are under.
         owner: what the parameters belong to, for the message.
     """
     known = sorted(known)

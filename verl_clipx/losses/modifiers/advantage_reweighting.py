@@ -16,7 +16,7 @@ class AdvantageReweighting(Parameters):
     Source: AR-Lopti, Eq. 4 and Algorithm 1.
     """
 
-    node: ClassVar[str] = "clipx.shaping"
+    node_key: ClassVar[str] = "clipx.shaping"
     rule: ClassVar[str] = "advantage_reweighting"
     by_sequence: ClassVar[bool] = False
 

@@ -27,7 +27,7 @@ class EntropySelection(Parameters):
     bucket. ACPO's released baselines select in each sequence (top 20 %, bottom 80 %).
     """
 
-    node: ClassVar[str] = "clipx.select"
+    node_key: ClassVar[str] = "clipx.select"
 
     keep: str = parameter(
         "highest", choice("highest", "lowest"), "the tokens that are kept: of highest or lowest entropy"

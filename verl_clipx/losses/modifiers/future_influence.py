@@ -27,7 +27,7 @@ class FutureInfluence(Parameters):
     Source: FIPO (arXiv 2603.19835), as ms-swift computes it (loss_type=fipo); gamma = 2^(-1 / half_life).
     """
 
-    node: ClassVar[str] = "clipx.shaping"
+    node_key: ClassVar[str] = "clipx.shaping"
     rule: ClassVar[str] = "fipo"
     by_sequence: ClassVar[bool] = True
 

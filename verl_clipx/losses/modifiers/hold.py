@@ -30,7 +30,7 @@ class Hold(Parameters):
     A width w stands for the bounds 1 / (1 + w) and 1 + w on a ratio, and -w and w on a difference of probabilities.
     """
 
-    node: ClassVar[str] = "clipx.hold"
+    node_key: ClassVar[str] = "clipx.hold"
 
     target: str = parameter(
         CLIP_FRACTION,
@@ -191,10 +191,10 @@ def held(method: Method, hold: Hold) -> Method:
     if method.statistics_size or width is None:
         why = "follow statistics already" if method.statistics_size else "have no width to solve for"
         reason = f"{method.name} cannot hold a target: its bounds {why}"
-        raise Refusal(hold.node, NO_VALUE, reason, advise_methods(method))
+        raise Refusal(hold.node_key, NO_VALUE, reason, advise_methods(method))
     if hold.target == SECOND_MOMENT and not width.mask:
         reason = f"{method.name} does not mask tokens by their ratio, so no single width belongs to a value"
-        raise Refusal(f"{hold.node}.target", hold.target, reason, f"Choose +{NODE}/hold={CLIP_FRACTION}.")
+        raise Refusal(f"{hold.node_key}.target", hold.target, reason, f"Choose +{NODE}/hold={CLIP_FRACTION}.")
     if hold.value is None:
         # What a value means, for a user who has to choose one.
         if hold.target == SECOND_MOMENT:
@@ -207,13 +207,13 @@ def held(method: Method, hold: Hold) -> Method:
                 "0.02 lets the clip act on two tokens in a hundred; with fixed bounds a run logs its own as "
                 "pg_clipfrac."
             )
-        key = f"{hold.node}.value"
+        key = f"{hold.node_key}.value"
         why = f"{hold.target} has no value that suits every run"
         raise Refusal(key, None, why, f"Set {key}. {advice}")
     floor = width.floor if hold.floor is None else hold.floor
     ceiling = width.ceiling if hold.ceiling is None else hold.ceiling
     if floor >= ceiling:
-        raise Refusal(f"{hold.node}.floor", floor, f"must be below {hold.node}.ceiling={ceiling:g}")
+        raise Refusal(f"{hold.node_key}.floor", floor, f"must be below {hold.node_key}.ceiling={ceiling:g}")
     class_with_target = held_class(type(method), hold, replace(width, floor=floor, ceiling=ceiling))
     return class_with_target(**{field.name: getattr(method, field.name) for field in fields(method)})
 

@@ -13,7 +13,7 @@ from verl_clipx.losses.base.parameters import Parameters, boolean, choice, numbe
 class Lopti(Parameters):
     """Two passes over the rollout batch, each updating on its own group of tokens, or only the first of them."""
 
-    node: ClassVar[str] = "clipx.update"
+    node_key: ClassVar[str] = "clipx.update"
 
     eta: float = parameter(
         0.5, number(at_least=1e-6, at_most=1), "tokens whose old probability is at most this are low-probability tokens"

@@ -27,7 +27,7 @@ class OffPolicySequenceMask(Parameters):
     Source: DeepSeek-V3.2 (arXiv 2512.02556), "off-policy sequence masking"; TRL's off_policy_mask_threshold.
     """
 
-    node: ClassVar[str] = "clipx.mask"
+    node_key: ClassVar[str] = "clipx.mask"
     rule: ClassVar[str] = "opsm"
     # Whether the rule compares the policy of old_log_probs, and not the current policy, with the sampler.
     of_old_policy: ClassVar[bool] = False
@@ -43,7 +43,7 @@ class OffPolicySequenceMask(Parameters):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.delta is None:
-            key = f"{self.node}.delta"
+            key = f"{self.node_key}.delta"
             advice = (
                 f"Set {key}. TRL's documentation suggests 0.5. The 1e-4 of slime and miles is for a comparison of the "
                 "sampler with a recomputed old policy."
@@ -64,7 +64,7 @@ class IcePop(Parameters):
     Source: IcePop (arXiv 2510.18855). verl's `rollout_is=token` with two thresholds also multiplies by the ratio.
     """
 
-    node: ClassVar[str] = "clipx.mask"
+    node_key: ClassVar[str] = "clipx.mask"
     rule: ClassVar[str] = "icepop"
     of_old_policy: ClassVar[bool] = True
 

@@ -17,7 +17,7 @@ from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, Tokens
 class Pull(Parameters):
     """Takes coefficient times an estimate of the divergence from another policy off the objective of every token."""
 
-    node: ClassVar[str] = "clipx.pull"
+    node_key: ClassVar[str] = "clipx.pull"
 
     estimator: str = parameter(
         "k2", choice(*ESTIMATORS), "of the divergence: k1 (x), k2 (x^2 / 2) or k3 (e^-x - 1 + x, at most 10)"
@@ -97,7 +97,7 @@ def pulled(method: Method, pull: Pull) -> Method:
         tau = getattr(method, "kl_tau", 0)
         own = f"{NODE}.kl_tau={tau:g}" if tau else "its penalty"
         reason = f"{method.name} already has its own pull, {own}"
-        raise Refusal(pull.node, NO_VALUE, reason, f"Leave out +{NODE}/pull, or choose another method.")
+        raise Refusal(pull.node_key, NO_VALUE, reason, f"Leave out +{NODE}/pull, or choose another method.")
     class_with_pull = pulled_class(type(method), pull)
     return class_with_pull(**{field.name: getattr(method, field.name) for field in fields(method)})
 

@@ -172,7 +172,9 @@ class Tracer(Observer):
         observers: Observers | None = None,
     ):
         if trace.folder is None:
-            raise ValueError(f"{trace.node}.folder=None: the run's driver fills it in; outside verl's trainers set it.")
+            raise ValueError(
+                f"{trace.node_key}.folder=None: the run's driver fills it in; outside verl's trainers set it."
+            )
         self.trace = trace
         self.folder = Path(trace.folder)
         self.rank = rank
