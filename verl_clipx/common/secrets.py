@@ -35,6 +35,8 @@ NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 WORDS_WITH_S = ("pass", "access", "sas", "tokens")
 # Of a name, at most this many characters are looked at, from its end.
 LONGEST_NAME = 120
+# The underscore as a URL writes it, with hexadecimal digits in capitals or not.
+UNDERSCORE_IN_URL = re.compile("%5f", re.IGNORECASE)
 # What a text consists of: words, blanks, and single marks.
 PIECE = re.compile(r"[\w.%+~-]+|\s+|.", re.DOTALL)
 QUOTES = ("'", '"')
@@ -103,7 +105,7 @@ def names_credential(name: str) -> bool:
     Args:
         name: the name of a key with dots, a variable or an option. `%5F` in it is an underscore, as in an address.
     """
-    parts = name[-LONGEST_NAME:].replace("%5F", "_").split(".")
+    parts = UNDERSCORE_IN_URL.sub("_", name[-LONGEST_NAME:]).split(".")
     # The parts of a dotted key before the last two do not say what the value is.
     words = NAME_WORDS.findall(" ".join(parts[-2:]))
     words_in_singular = []
