@@ -1,8 +1,8 @@
 """Replaces credentials in texts that are echoed: a run's line, explanations, messages.
 
 A credential is known by the key, the variable or the option that it is the value of, by the beginning that its provider
-gives it, or by its place in an address. Nothing is guessed from the letters of a value. A run's record is treated
-differently, by `run.kept_values`.
+gives it, or by its place in an address (a URL). Nothing is guessed from the letters of a value. A run's record is
+treated differently, by `run.kept_values`.
 """
 
 import re
@@ -19,21 +19,46 @@ PREFIX = re.compile(
     r"|hvs\.|ntn_|lin_api_|figd_|NRAK-|AGE-SECRET-KEY-|wandb_v\d_|eyJ)[\w.~+-]{8}"
     r"|whsec_|(?:hf_(?:oauth_|jwt_)?|api_org_|sk-)[A-Za-z0-9]{16}"
 )
-# The end of a name whose value is a credential. The name has been divided into words in lower case and in the singular.
+# The end of a name whose value is a credential. The name has been divided into words in lower case and in the singular,
+# with a blank between two words.
 CREDENTIAL_NAMES = re.compile(
-    r"(?:password|passwd|passphrase|passcode|secret|credential|authorization|cookie|webhook|connection string"
-    r"|(?:^| )(?:bearer|pwd|pat|auth)|(?:db|smtp|user|pg) ?pass|(?:api|access|auth)key"
-    r"| ?\b(?:api|access|account|storage|secret|private|signing|encryption|license|session|ssh|deploy|shared|master"
-    r"|wandb) key(?: id| base)?|(?:auth|access|api|hf|sas)token"
-    r"|(?:^|\b(?:auth|access|hf|hub|bearer|refresh|session|id|git\w*|bot|api|sas|wandb|personal|security|private|vault"
-    r"|npm|job|jwt|slack|http) )token|(?:auth|access|hf|api) tokens)(?: (?:file|value|ur[il]))?$"
+    r"""
+    (?:
+        # The end of the last word, so that "dbpassword" counts too.
+        password | passwd | passphrase | passcode | secret | credential | authorization | cookie | webhook
+        | connection\ string
+        # Whole words only, since other words end like these: "compat" is no credential.
+        | (?:^|\ ) (?:bearer | pwd | pat | auth)
+        # "pass" alone is also a verb, so that it counts only of these.
+        | (?:db | smtp | user | pg) \ ? pass
+        # Keys and tokens whose kind and "key" or "token" are written as one word.
+        | (?:api | access | auth) key
+        | (?:auth | access | api | hf | sas) token
+        # Keys of these kinds, since a mapping has keys too.
+        | \b (?:
+            api | access | account | storage | secret | private | signing | encryption | license | session | ssh
+            | deploy | shared | master | wandb
+        ) \ key (?:\ id | \ base)?
+        # A token that is the whole name, or of one of these kinds, since a text has tokens too.
+        | ^ token
+        | \b (?:
+            auth | access | hf | hub | bearer | refresh | session | id | git\w* | bot | api | sas | wandb | personal
+            | security | private | vault | npm | job | jwt | slack | http
+        ) \ token
+        | (?:auth | access | hf | api) \ tokens
+    )
+    # What may follow: the credential stands in a file, for example.
+    (?:\ (?:file | value | uri | url))?
+    $
+    """,
+    re.VERBOSE,
 )
 # The words of a name: letters in capitals, or in small letters behind at most one capital.
 NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # Words that keep their s. The first three end with s in the singular. "tokens" is no credential, since a text has
 # tokens.
 WORDS_WITH_S = ("pass", "access", "sas", "tokens")
-# Of a name, at most this many characters are looked at, from its end.
+# Only this many characters at the end of a name are searched, so that a long piece of text costs little.
 LONGEST_NAME = 120
 # The underscore as a URL writes it, with hexadecimal digits in capitals or not.
 UNDERSCORE_IN_URL = re.compile("%5f", re.IGNORECASE)
@@ -103,17 +128,18 @@ def names_credential(name: str) -> bool:
     """Returns whether a name is the name of a credential.
 
     Args:
-        name: the name of a key with dots, a variable or an option. `%5F` in it is an underscore, as in an address.
+        name: the name of a key with dots, a variable or an option. `%5F`, the underscore as a URL writes it, counts as
+            one.
     """
     parts = UNDERSCORE_IN_URL.sub("_", name[-LONGEST_NAME:]).split(".")
     # The parts of a dotted key before the last two do not say what the value is.
     words = NAME_WORDS.findall(" ".join(parts[-2:]))
     words_in_singular = []
     for word in words:
-        lower_case = word.lower()
-        if lower_case not in WORDS_WITH_S:
-            lower_case = lower_case.removesuffix("s")
-        words_in_singular.append(lower_case)
+        singular = word.lower()
+        if singular not in WORDS_WITH_S:
+            singular = singular.removesuffix("s")
+        words_in_singular.append(singular)
     return CREDENTIAL_NAMES.search(" ".join(words_in_singular)) is not None
 
 
