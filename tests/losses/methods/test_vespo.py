@@ -1,10 +1,15 @@
-"""VESPO's weight of a sequence's ratio by hand, and its range; tests/training/worker/test_golden.py has TRL's numbers.
-Not covered: TRL's truncated correction inside the sequence's ratio, which this plugin leaves to verl's correction.
+"""VESPO's weight of a sequence's ratio by hand, its range, and the constants that it refuses. TRL's numbers are in
+tests/training/worker/test_golden.py. Not covered: TRL's truncated correction inside the sequence's ratio, which this plugin
+leaves to verl's correction.
 """
 
 import math
 
+import pytest
+
 from tests.golden.settings import Setup
+from verl_clipx.losses.base.refusal import Refusal
+from verl_clipx.losses.contract.contract import finite_for_every_finite_input
 from verl_clipx.losses.methods.vespo import Vespo
 
 from .hand_rows import HandRow, make_test_of_rows
@@ -37,3 +42,18 @@ test_by_hand = make_test_of_rows(
         "the largest": HandRow(method=Vespo(), ratio=(1e6, 1e6), advantages=-1.0, weight=0.0),
     }
 )
+
+
+@pytest.mark.parametrize("sign", ["positive", "negative"])
+@pytest.mark.parametrize(("k", "lambda_"), [(20, 0.05), (10, 1e-30), (3.5, 1e-30)])
+def test_constants_that_let_the_weight_grow_too_large_are_refused(sign, k, lambda_):
+    with pytest.raises(Refusal, match=f"clipx.lambda_{sign}") as raised:
+        Vespo(**{f"k_{sign}": k, f"lambda_{sign}": lambda_})
+    assert raised.value.key == f"clipx.k_{sign}"
+    assert raised.value.value == k
+
+
+@pytest.mark.parametrize("sign", ["positive", "negative"])
+@pytest.mark.parametrize(("k", "lambda_"), [(20, 0.5), (20, 30), (3.4, 1e-30), (1e-30, 30)])
+def test_other_constants_give_finite_weights(sign, k, lambda_):
+    finite_for_every_finite_input(Vespo(**{f"k_{sign}": k, f"lambda_{sign}": lambda_}))

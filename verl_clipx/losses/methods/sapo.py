@@ -49,5 +49,6 @@ class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
 
     def _temperature(self, t: Tokens) -> Tensor:
         """Return tau of each token, (sequences, length)."""
-        # A tensor and not a number, because `where` of two numbers would be float32 for float64 tokens too.
+        # One of the two branches is a tensor, so that the result has the ratio's dtype: `where` of two Python numbers
+        # has PyTorch's default dtype.
         return where(t.advantages > 0, full_like(t.ratio, self.tau_positive), self.tau_negative)

@@ -61,7 +61,8 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
         is_negative = t.advantages < 0
         positive = bounds_of_limits(self.positive_low, self.positive_high)
         negative = bounds_of_limits(self.negative_low, self.negative_high)
-        # Tensors and not numbers, because `where` of two numbers would be float32 for float64 tokens too.
+        # One of the two branches is a tensor, so that the result has the ratio's dtype: `where` of two Python numbers
+        # has PyTorch's default dtype.
         negative_low = t.ratio.new_full((), negative.low)
         negative_high = t.ratio.new_full((), negative.high)
         return Bounds(
