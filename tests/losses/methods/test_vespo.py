@@ -1,6 +1,6 @@
 """VESPO's weight of a sequence's ratio by hand, its range, and the constants that it refuses. TRL's numbers are in
-tests/training/worker/test_golden.py. Not covered: TRL's truncated correction inside the sequence's ratio, which this plugin
-leaves to verl's correction.
+tests/training/worker/test_golden.py. Not covered: TRL's truncated correction inside the sequence's ratio, which this
+plugin leaves to verl's correction.
 """
 
 import math
