@@ -559,6 +559,24 @@ def test_a_value_of_another_type_than_the_parameters_is_refused(users_module, ke
 
 
 @pytest.mark.parametrize(
+    "annotation", ["int", "int | None", "Optional[int]", "'int'", "'int | None'", "'Optional[int]'"]
+)
+def test_an_annotation_of_integers_that_may_be_null_allows_whole_numbers_only(users_module, annotation):
+    text = f"""
+from typing import Optional
+
+@register_loss("users_optional")
+def loss(ratio, *, most: {annotation} = None):
+    return ratio
+"""
+    users_module(IMPORTS + text)
+    for value in (None, 7):
+        assert build(function="users_losses:loss", most=value).method.most == value
+    with pytest.raises(Refusal, match="must be a whole number"):
+        build(function="users_losses:loss", most=2.5)
+
+
+@pytest.mark.parametrize(
     ("function", "parameter", "reason"),
     [
         pytest.param("soft", {"warmth": 1}, "is not a parameter of", id="unknown"),

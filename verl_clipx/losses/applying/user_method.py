@@ -20,6 +20,10 @@ GradientWeight = TypeVar("GradientWeight", bound=Callable[..., Any])
 ANY_NUMBER = "any that float32 holds: only the function knows its range"
 ANY = number(reason=ANY_NUMBER)
 
+# The annotations of a parameter that takes only whole numbers. Under `from __future__ import annotations` an annotation
+# is a string. Whether null is allowed follows from the parameter's default value alone.
+INTEGER_ANNOTATIONS = (int, int | None, "int", "int | None", "None | int", "Optional[int]", "typing.Optional[int]")
+
 # The names of the arguments that a function may ask for.
 OFFERED = ("ratio", "advantages", "bounds", "log_prob", "old_log_prob", "entropy")
 
@@ -63,7 +67,8 @@ def register_loss(
             neither over micro-batches nor over sizes of the advantages.
         formula: how a run describes the bounds, as `Method.formula`; empty: by clip_low and clip_high.
         symbols: what the symbols in `formula` stand for, as `Method.symbols`.
-        bounds_width: lets `+clipx/hold` solve for the bounds that the function gets; None: it refuses the loss.
+        bounds_width: lets `+clipx/hold` solve for the bounds that the function gets; None: `+clipx/hold` refuses the
+            loss.
 
     Returns:
         A decorator that returns the function unchanged.
@@ -160,12 +165,12 @@ def make_method_class(name: str, gradient_weight: Callable[..., Any], **attribut
 def reject_held_parameters(
     name: str, gradient_weight: Callable[..., Any], width: Width | None, own_parameters: list[str]
 ) -> None:
-    """Raise ValueError if a function takes the bounds that `+clipx/hold` would set as parameters of its own.
+    """Raise ValueError if a function has, among its own parameters, a bound that `+clipx/hold` would set.
 
     Args:
         name: as for `register_loss`.
         gradient_weight: the decorated function.
-        width: the width of its bounds; None: they have none, and the function may take any parameter.
+        width: the width of its bounds; None: they have none, so the function may have any parameter.
         own_parameters: the names of the function's parameters.
     """
     if width is None:
@@ -206,25 +211,27 @@ def explain_verl_loss(function: Callable[..., Any]) -> str:
 
 
 def allow_kind_of(default: Any, annotation: Any) -> Allowed:
-    """Return the values that a function's parameter may take: those of the kind of its default.
+    """Return the values that a function's parameter may take, by the type of its default value.
 
     Args:
-        default: a text allows any text, a boolean both booleans, a number any number, and None any number or null.
-        annotation: if it is int, only whole numbers are allowed.
+        default: the parameter's default value. A string allows every string, a boolean allows both booleans, a number
+            allows every number in float32's range, and None allows the same numbers and null.
+        annotation: the parameter's annotation. One of `INTEGER_ANNOTATIONS` allows whole numbers only; any other is
+            ignored.
 
     Raises:
-        ValueError: the default is of another type.
+        ValueError: the default value is of another type.
     """
     if isinstance(default, bool):
         return boolean()
     if type(default) is str:
         return only("text", lambda value: isinstance(value, str))
     if default is None or type(default) in (int, float):
-        # A function's annotations may be texts.
-        if annotation in (int, "int"):
+        if annotation in INTEGER_ANNOTATIONS:
             allowed = integer(reason=ANY_NUMBER)
         else:
-            # Unchanged, so that a function that is written for a whole number gets one.
+            # `ANY` converts integers to floats. Here the user's number keeps its type, because a function may need an
+            # integer, as for an index.
             allowed = dataclasses.replace(ANY, convert=require_number)
         return optional(allowed) if default is None else allowed
     kind = type(default).__name__
