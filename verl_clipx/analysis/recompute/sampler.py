@@ -183,8 +183,14 @@ def _conclude(
     explained = find_explained(parts, scores) | remains.any()
     precision = explanation.precision
     if explanation.shift == LEFT_OUT:
-        explaining = [*numpy.flatnonzero(remains), *parts]
-        if not any(shows_no_rounding(scores, checkpoint) for checkpoint in explaining):
+        explained_by_checkpoint = dict(parts)
+        for checkpoint in numpy.flatnonzero(remains):
+            explained_by_checkpoint[int(checkpoint)] = numpy.ones(len(scores.starts), dtype=bool)
+        shows_precision = [
+            rounding_would_show(scores, checkpoint, responses)
+            for checkpoint, responses in explained_by_checkpoint.items()
+        ]
+        if not any(shows_precision):
             precision = EITHER
     return Judgement(
         precision=precision,
@@ -209,16 +215,25 @@ def find_explained(parts: dict[int, numpy.ndarray], scores: Scores) -> numpy.nda
     return explained
 
 
-def shows_no_rounding(scores: Scores, checkpoint: int) -> bool:
-    """Returns whether the sampler can be seen not to round, although tokens left out raise its log-probabilities.
+def rounding_would_show(scores: Scores, checkpoint: int, responses: numpy.ndarray) -> bool:
+    """Returns whether rounding would lower some log-probabilities visibly, although tokens left out raise them.
 
-    Rounding would lower about half of them. Where it is larger than the rise, it would make them fall. If these falls
-    would be larger than two passes in float32 differ, they would show. So a sampler without falls does not round.
+    If it would, a sampler of which `explain_left_out` holds did not round, since its log-probabilities do not fall.
+
+    Args:
+        scores: the log-probabilities.
+        checkpoint: the number of a checkpoint.
+        responses: which responses this checkpoint explains, (responses,) booleans.
     """
-    rises = numpy.maximum(scores.sampled - scores.exact[checkpoint], 0)
-    rounding = numpy.abs(scores.rounded[checkpoint] - scores.exact[checkpoint])
-    falls = numpy.maximum(rounding - rises, 0) / 2
-    return bool(falls.mean() > MEAN_LIMIT)
+    tokens = numpy.repeat(responses, scores.lengths)
+    exact = scores.exact[checkpoint, tokens]
+    rises = numpy.maximum(scores.sampled[tokens] - exact, 0)
+    rounding = numpy.abs(scores.rounded[checkpoint, tokens] - exact)
+    # Rounding moves a log-probability up or down with equal chance. If it moves it down, it lowers it by what exceeds
+    # the rise.
+    expected_falls = numpy.maximum(rounding - rises, 0) / 2
+    # Two passes in float32 may differ by MEAN_LIMIT, so that smaller falls show nothing.
+    return bool(expected_falls.mean() > MEAN_LIMIT)
 
 
 def explain_exact(scores: Scores) -> Explanation:
