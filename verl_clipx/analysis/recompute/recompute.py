@@ -108,8 +108,7 @@ class Distance:
         most: the 99 % quantile of these differences.
         remains: whether the sampler may have used this checkpoint for all responses: it is as near as the precision
             allows, and it is not farther than the nearest checkpoint by more than chance explains.
-        responses: how many responses it explains: all if it remains. Otherwise it is above 0 only if the responses are
-            of several checkpoints.
+        responses: how many responses it explains: all if it remains. If any checkpoint remains, it is 0 for the others.
     """
 
     checkpoint: str
@@ -384,7 +383,7 @@ def _judge_group(
     distances = [_find_distance(path, judgement, index, len(scores.starts)) for index, path in enumerate(checkpoints)]
     # False sorts before True, so that the remaining checkpoints come first.
     distances.sort(key=lambda distance: (not distance.remains, -distance.responses, distance.mean))
-    rounded_of_remaining = scores.rounded[judgement.remains]
+    rounded_of_remaining = scores.rounded[judgement.remaining]
     # Checkpoints with the same log-probabilities in bfloat16 can't be told apart there.
     same_when_rounded = len(rounded_of_remaining) > 1 and bool((rounded_of_remaining == rounded_of_remaining[0]).all())
     step, version = group
@@ -412,7 +411,7 @@ def _find_distance(path: str, judgement: Judgement, index: int, responses: int) 
         responses: how many responses the group has.
     """
     token_distances = judgement.distances[index]
-    explained = responses if judgement.remains[index] else 0
+    explained = responses if judgement.remaining[index] else 0
     if index in judgement.parts:
         explained = int(judgement.parts[index].sum())
     # Folders above the checkpoint may have such a name too. The last one is its own.
@@ -422,7 +421,7 @@ def _find_distance(path: str, judgement: Judgement, index: int, responses: int) 
         version=int(versions[-1]) if versions else None,
         mean=float(token_distances.mean()),
         most=float(numpy.quantile(token_distances, 0.99)),
-        remains=bool(judgement.remains[index]),
+        remains=bool(judgement.remaining[index]),
         responses=explained,
     )
 
@@ -446,7 +445,7 @@ def _say_shift(judgement: Judgement, scores: Scores, temperature: float) -> str 
             "are raised, and none is lowered"
         )
     # Another temperature is never an explanation by parts, so a checkpoint remains. If several do, the first is taken.
-    first_remaining = int(numpy.flatnonzero(judgement.remains)[0])
+    first_remaining = int(numpy.flatnonzero(judgement.remaining)[0])
     change_of_log_inverse = fit_temperature_changes(scores)[first_remaining]
     # log(1 / sampled_at) = log(1 / temperature) + the change
     sampled_at = temperature * numpy.exp(-change_of_log_inverse)

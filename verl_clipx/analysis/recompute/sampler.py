@@ -23,7 +23,8 @@ UNROUNDED = ("float32", "fp32", "float64")
 MEAN_LIMIT = 1e-4
 QUANTILE_LIMIT = 1e-3
 LIMITS = numpy.array([MEAN_LIMIT, QUANTILE_LIMIT])
-# Two engines that round to bfloat16 differ by √2 times what rounding changes. They may differ by this many times that.
+# Two engines that round to bfloat16 are √2 times as far apart, on average, as rounding moves a log-probability. This
+# many times is allowed.
 ENGINES_APART = 2.0
 # How often the responses are drawn anew for a bootstrap.
 REPLICATES = 200
@@ -112,16 +113,16 @@ class Judgement:
             or EITHER.
         shift: as for `Explanation`.
         distances: the distances of the explanation that was taken, (checkpoints, tokens).
-        remains: whether all responses may be of a checkpoint, (checkpoints,).
-        parts: if several checkpoints explain the responses together: from the number of each to which of the responses
-            it explains, (responses,) booleans. Otherwise empty.
-        unexplained: whether none of the checkpoints explains a response, (responses,); all False if one remains.
+        remaining: which checkpoints may have sampled all responses, (checkpoints,) booleans.
+        parts: if there is no such checkpoint: from the number of each checkpoint that explains some of the responses to
+            which of them it explains, (responses,) booleans. Empty if no checkpoint explains any, or if one remains.
+        unexplained: which responses no checkpoint explains, (responses,) booleans; all False if a checkpoint remains.
     """
 
     precision: str
     shift: str | None
     distances: numpy.ndarray
-    remains: numpy.ndarray
+    remaining: numpy.ndarray
     parts: dict[int, numpy.ndarray]
     unexplained: numpy.ndarray
 
@@ -130,8 +131,11 @@ def judge(scores: Scores, announced: str | None) -> Judgement:
     """Judges which checkpoints explain the sampler's log-probabilities.
 
     The first explanation that holds for all responses is taken: float32 as configured, then tokens left out, then
-    another temperature, and bfloat16 last. A shift of the distribution is smaller than what rounding may do, so it must
-    not pass for rounding. Under each explanation, a single checkpoint is tried before several.
+    another temperature, and last bfloat16, if the sampler may have rounded. bfloat16 comes last because its limits are
+    wide: a small shift of the distribution would be within them, and so pass for rounding. Under each explanation, a
+    single checkpoint is tried before several.
+
+    If no explanation holds for all responses, the one that explains most tokens is taken, the first of equals.
 
     Args:
         scores: the log-probabilities.
@@ -143,14 +147,14 @@ def judge(scores: Scores, announced: str | None) -> Judgement:
     if may_round(scores, exact, announced):
         explanations.append(explain_rounded(scores))
     for explanation in explanations:
-        remains = find_remaining(scores, explanation)
-        if remains.any():
-            return _conclude(scores, explanation, remains)
+        remaining = find_remaining(scores, explanation)
+        if remaining.any():
+            return _conclude(scores, explanation, remaining)
         parts = find_parts(scores, explanation)
+        # A single part that explains all responses is a checkpoint that `find_remaining` has just refused.
         if len(parts) > 1 and find_explained(parts, scores).all():
-            return _conclude(scores, explanation, remains, parts)
-    # No explanation holds for all responses. The one that explains most tokens is taken, the first of equals.
-    none_remains = numpy.zeros(len(scores.exact), dtype=bool)
+            return _conclude(scores, explanation, remaining, parts)
+    none_remaining = numpy.zeros(len(scores.exact), dtype=bool)
     best = exact
     best_parts: dict[int, numpy.ndarray] = {}
     most_tokens = 0
@@ -161,13 +165,13 @@ def judge(scores: Scores, announced: str | None) -> Judgement:
             best = explanation
             best_parts = parts
             most_tokens = explained_tokens
-    return _conclude(scores, best, none_remains, best_parts)
+    return _conclude(scores, best, none_remaining, best_parts)
 
 
 def _conclude(
     scores: Scores,
     explanation: Explanation,
-    remains: numpy.ndarray,
+    remaining: numpy.ndarray,
     parts: dict[int, numpy.ndarray] | None = None,
 ) -> Judgement:
     """Returns the judgement that an explanation is true.
@@ -175,16 +179,16 @@ def _conclude(
     Args:
         scores: the log-probabilities.
         explanation: the explanation.
-        remains: as for `Judgement`.
+        remaining: as for `Judgement`.
         parts: as for `Judgement`; None if a checkpoint explains all responses.
     """
     parts = parts or {}
     # A checkpoint that remains explains every response.
-    explained = find_explained(parts, scores) | remains.any()
+    explained = find_explained(parts, scores) | remaining.any()
     precision = explanation.precision
     if explanation.shift == LEFT_OUT:
         explained_by_checkpoint = dict(parts)
-        for checkpoint in numpy.flatnonzero(remains):
+        for checkpoint in numpy.flatnonzero(remaining):
             explained_by_checkpoint[int(checkpoint)] = numpy.ones(len(scores.starts), dtype=bool)
         shows_precision = [
             rounding_would_show(scores, checkpoint, responses)
@@ -196,7 +200,7 @@ def _conclude(
         precision=precision,
         shift=explanation.shift,
         distances=explanation.distances,
-        remains=remains,
+        remaining=remaining,
         parts=parts,
         unexplained=~explained,
     )
@@ -252,7 +256,8 @@ def explain_left_out(scores: Scores) -> Explanation:
     """Returns the explanation that the sampler left tokens out, as top_p and top_k do, unlike its configuration.
 
     The probabilities of the tokens that it kept are divided by their sum, so that each log-probability rises, by an
-    amount that the trace doesn't say. None should fall. The distances are the falls that there are all the same.
+    amount that the trace doesn't say. No log-probability should fall. The distances are the falls that occur
+    nevertheless, and 0 where a log-probability rises.
     """
     exact = explain_exact(scores)
     difference = scores.sampled - scores.exact
@@ -276,8 +281,9 @@ def explain_left_out(scores: Scores) -> Explanation:
 def explain_temperature(scores: Scores) -> Explanation:
     """Returns the explanation that the sampler's temperature was nearly, but not quite, the configured one.
 
-    The distances are those that remain under the temperature that fits a checkpoint best. They may be UNEXPLAINED of
-    the distances without it. The temperature is fitted to all responses, so it can't be an explanation by parts.
+    The distances are those that remain under the temperature that fits a checkpoint best. They may be at most the share
+    UNEXPLAINED of the distances at the configured temperature. The temperature is fitted to all responses, so it can't
+    be an explanation by parts.
     """
     difference = scores.sampled - scores.exact
     changes = fit_temperature_changes(scores)
@@ -291,6 +297,7 @@ def explain_temperature(scores: Scores) -> Explanation:
         precision=FLOAT32,
         distances=remaining,
         limits=UNEXPLAINED * _means_and_quantiles(numpy.abs(difference)),
+        # Nothing reads these, since the explanation is not tried by parts.
         response_limits=numpy.zeros((len(scores.exact), len(scores.starts))),
         shift=TEMPERATURE,
         can_hold=has_enough_tokens,
@@ -310,14 +317,15 @@ def fit_temperature_changes(scores: Scores) -> numpy.ndarray:
 
 
 def explain_rounded(scores: Scores) -> Explanation:
-    """Returns the explanation that the sampler used the weights in bfloat16, and is else as configured.
+    """Returns the explanation that the sampler used the weights in bfloat16, and otherwise sampled as configured.
 
     The distances of a checkpoint are those to its log-probabilities with rounded weights. If those with exact weights
-    are nearer on average, as for a sampler whose kernels round in another order, they are taken instead. Either way,
-    the distances may be ENGINES_APART times as large as what rounding changes.
+    are nearer on average, they are taken instead: this happens if the sampler's kernels round in another order. The
+    limits are ENGINES_APART times the mean and the quantile of |rounded - exact|, and at least those of float32.
     """
     to_exact = numpy.abs(scores.exact - scores.sampled)
     to_rounded = numpy.abs(scores.rounded - scores.sampled)
+    # For each checkpoint, (checkpoints, 1).
     exact_is_nearer = to_exact.mean(1, keepdims=True) <= to_rounded.mean(1, keepdims=True)
     rounding = numpy.abs(scores.rounded - scores.exact)
     return Explanation(
