@@ -156,7 +156,7 @@ METHODS_THAT_BREAK_A_CHECK = {
         ),
     ],
     contract.gradient_is_weight_times_advantage: [
-        (change_weight(lambda t, _: torch.rand_like(t.ratio)), "differs from -F")
+        (change_weight(lambda t, _: torch.rand_like(t.ratio)), "differs from minus what `gradient` returns")
     ],
     contract.finite_for_every_finite_input: [
         (

@@ -1,4 +1,4 @@
-"""The contract that every method keeps: one function a rule, which raises an AssertionError if a method breaks it."""
+"""The contract that every method keeps. A rule is a function that raises AssertionError if a method breaks it."""
 
 import inspect
 import math
@@ -113,10 +113,21 @@ def batches_to_try(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, di
 ROUNDING = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-4, 1e-6)}
 
 
-def close(first: Tensor, second: Tensor, rtol: float = 0.0, atol: float = 0.0) -> Tensor:
-    """Return where two tensors of numbers agree: bool, of their shape.
+def is_equal(first: Tensor, second: Tensor) -> Tensor:
+    """Return where two tensors of numbers are equal: bool, of their shape. NaN counts as equal to NaN.
 
-    NaN agrees with NaN, because NaN has a check of its own, `finite_for_every_finite_input`.
+    A NaN is not reported here, because `finite_for_every_finite_input` reports it.
+    """
+    return is_close(first, second, rtol=0.0, atol=0.0)
+
+
+def is_close(first: Tensor, second: Tensor, rtol: float, atol: float) -> Tensor:
+    """Return where two tensors of numbers agree: bool, of their shape. NaN counts as equal to NaN, as in `is_equal`.
+
+    Args:
+        first, second: the tensors, of the same shape.
+        rtol: the allowed difference, relative to `second`.
+        atol: the allowed absolute difference, which is added to the relative one.
     """
     return torch.isclose(first, second, rtol=rtol, atol=atol, equal_nan=True)
 
@@ -169,24 +180,29 @@ def weight_is_the_same_at_each_call(method: Method) -> None:
     for call in range(2, 1001):
         with torch.set_grad_enabled(call % 2 == 0):
             weight = method.gradient_weight(result.tokens, result.bounds)
-        has_changed = result.tokens.mask & ~close(weight, result.weight)
+        has_changed = result.tokens.mask & ~is_equal(weight, result.weight)
         message = "F goes from {before:.3g} to {after:.3g} at call " + f"{call}."
         require_none(has_changed, message, before=result.weight, after=weight)
 
 
 def gradient_is_weight_times_advantage(method: Method) -> None:
-    """The gradient with respect to log_prob is exactly -F*A inside the mask and 0 outside."""
+    """The gradient with respect to log_prob is -F*A where A is not 0, and 0 outside the mask.
+
+    It is exactly minus what the method's `gradient` returns. That differs from F*A only by rounding, or where A is 0,
+    as under a pull.
+    """
     for dtype, (rtol, atol) in ROUNDING.items():
         for _, tensors, statistics in batches_to_try(method, dtype):
-            result, actual = apply_and_differentiate(method, tensors, statistics)
+            # `loss_gradient` is of the loss, which is minus the objective J; `declared_gradient` is of J.
+            result, loss_gradient = apply_and_differentiate(method, tensors, statistics)
             t = result.tokens
             inside = tensors["mask"]
-            # Computed a second time, so that a weight that changes from call to call is found.
             weight = method.gradient_weight(t, result.bounds)
-            announced = method.gradient(t, result.bounds, weight)
-            require(bool(close(actual, torch.where(inside, -announced, 0)).all()), "the gradient differs from -F*A")
-            # What the method's `gradient` returns may differ from F * A only where A is 0.
-            differs = inside & (t.advantages != 0) & ~close(announced, weight * t.advantages, rtol, atol)
+            declared_gradient = method.gradient(t, result.bounds, weight)
+            expected = torch.where(inside, -declared_gradient, 0)
+            is_as_declared = bool(is_equal(loss_gradient, expected).all())
+            require(is_as_declared, "the gradient differs from minus what `gradient` returns")
+            differs = inside & (t.advantages != 0) & ~is_close(declared_gradient, weight * t.advantages, rtol, atol)
             require(not bool(differs.any()), "what `gradient` returns differs from F*A where A is not 0")
 
 
@@ -275,7 +291,7 @@ def padding_does_not_matter(method: Method) -> None:
         padded = {name: torch.nn.functional.pad(tensor, padding[tensor.ndim]) for name, tensor in tensors.items()}
         usual, usual_gradient = apply_and_differentiate(method, tensors)
         result, gradient = apply_and_differentiate(method, padded)
-        has_same_statistics = close(usual.statistics, result.statistics, 1e-12)
+        has_same_statistics = is_close(usual.statistics, result.statistics, rtol=1e-12, atol=0.0)
         require(bool(has_same_statistics.all()), "the statistics count padding")
         without_padding = (result._replace(value=result.value[:-1, :-1000]), gradient[:-1, :-1000])
         require_same((usual, usual_gradient), without_padding, "padding matters")
@@ -310,7 +326,7 @@ def require_no_other_sequences(
             micro_batch = {name: tensor[is_in_micro_batch] for name, tensor in inputs.items()}
             before = whole.weight[is_in_micro_batch]
             after = evaluate(method, statistics=whole.statistics, **micro_batch).weight
-            has_changed = micro_batch["mask"] & ~close(after, before, *tolerance)
+            has_changed = micro_batch["mask"] & ~is_close(after, before, *tolerance)
             require_none(has_changed, message, before=before, after=after)
 
 
@@ -326,7 +342,7 @@ def require_no_other_tokens(
     for remainder in range(4):
         is_left = inputs["mask"] & (columns % 4 == remainder)
         after = evaluate(method, statistics=whole.statistics, **{**inputs, "mask": is_left}).weight
-        has_changed = is_left & ~close(after, whole.weight, *tolerance)
+        has_changed = is_left & ~is_close(after, whole.weight, *tolerance)
         require_none(has_changed, message, before=whole.weight, after=after)
 
 
@@ -391,7 +407,7 @@ def call_without_writes(method: Method, function_name: str, *arguments: Any) -> 
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
     result = function(*arguments)
     for name, tensor in tensors.items():
-        is_unchanged = tensor._version == versions[name] and bool(close(tensor, copies[name]).all())
+        is_unchanged = tensor._version == versions[name] and bool(is_equal(tensor, copies[name]).all())
         message = (
             f"{name} was written to by {function_name}, so what is logged would not be what was trained. "
             f"Write {name}.clamp(…) instead of {name}.clamp_(…), and no assignment to its entries."
@@ -401,7 +417,9 @@ def call_without_writes(method: Method, function_name: str, *arguments: Any) -> 
 
 
 def require_same(first: tuple[Applied, Tensor], second: tuple[Applied, Tensor], message: str) -> None:
-    """Raise AssertionError unless losses and gradients agree to 1e-12, and sums of statistics to 1e-9.
+    """Raise AssertionError unless losses and gradients agree to a relative 1e-12, and statistics to a relative 1e-9.
+
+    For numbers near 0, absolute differences of 1e-14 and 1e-9 are allowed too.
 
     Args:
         first, second: two results of `apply_and_differentiate`.
@@ -409,9 +427,9 @@ def require_same(first: tuple[Applied, Tensor], second: tuple[Applied, Tensor], 
     """
     first_result, first_gradient = first
     second_result, second_gradient = second
-    require(bool(close(first_result.statistics, second_result.statistics, 1e-9, 1e-9).all()), message)
-    require(bool(close(first_result.value, second_result.value, 1e-12, 1e-14).all()), message)
-    require(bool(close(first_gradient, second_gradient, 1e-12, 1e-14).all()), message)
+    require(bool(is_close(first_result.statistics, second_result.statistics, rtol=1e-9, atol=1e-9).all()), message)
+    require(bool(is_close(first_result.value, second_result.value, rtol=1e-12, atol=1e-14).all()), message)
+    require(bool(is_close(first_gradient, second_gradient, rtol=1e-12, atol=1e-14).all()), message)
 
 
 def not_finite_inside_the_mask_reaches_the_gradient(method: Method) -> None:
@@ -470,7 +488,7 @@ def compiled_loss_is_the_same(method: Method, shaping: AdvantageReweighting | No
         return
     uncompiled, actual = apply_and_differentiate(method, clean, clean_statistics)
     for compiled, usual in zip(clean_loss, (uncompiled.value, actual), strict=True):
-        is_same = close(compiled, usual.detach(), *ROUNDING[torch.float32])
+        is_same = is_close(compiled, usual.detach(), *ROUNDING[torch.float32])
         require(bool(is_same.all()), "compiled, it is another loss")
 
 
@@ -542,7 +560,7 @@ def ignores_the_ratio(method: Method) -> bool:
             moved = {name: (tensors[name] + shift * factors).clamp(max=-1e-3) for name in names}
             inputs = select_inputs(method, {**tensors, **moved})
             weight = evaluate(method, statistics=usual.statistics, **inputs).weight
-            is_same = close(weight, usual.weight, *ROUNDING[torch.float64])
+            is_same = is_close(weight, usual.weight, *ROUNDING[torch.float64])
             if not bool(is_same[tensors["mask"]].all()):
                 return True
         return False
@@ -567,7 +585,7 @@ def weight_does_not_depend_on_the_size_of_advantages(method: Method) -> None:
                 multiplied = {**tensors, "advantages": factor * tensors["advantages"]}
                 after, _ = apply_and_differentiate(method, multiplied)
                 # To 1e-3, because a weight may use A / (|A| + 1e-6) for the sign of A.
-                has_changed = tensors["mask"] & ~close(after.weight, before.weight, 1e-3, 1e-9)
+                has_changed = tensors["mask"] & ~is_close(after.weight, before.weight, rtol=1e-3, atol=1e-9)
                 message = (
                     "F goes from {before:.3g} to {after:.3g} when A is multiplied by " + f"{factor:g}. {ADVICE_WEIGHT}"
                 )
@@ -586,7 +604,7 @@ def statistics_are_the_same_each_time(method: Method) -> None:
         shape = tuple(first.shape)
         require(shape == (size,), f"the statistics have shape {shape}, but the class declares {(size,)}")
         require(first.dtype == torch.float64, f"the statistics are {first.dtype}, use float64")
-        require(bool(close(first, second).all()), "the statistics of the same tokens differ")
+        require(bool(is_equal(first, second).all()), "the statistics of the same tokens differ")
         is_negative = first[method.never_negative] < 0
         require(not bool(is_negative.any()), "a statistic that never_negative names is below 0")
         decision = method.decide(first)
@@ -608,13 +626,13 @@ def statistics_add_up_over_any_split(method: Method) -> None:
             # The first stage is summed over the micro-batches before the second stage is computed from it.
             first = sum(token_statistics(method, None, inputs)[: method.statistics_size] for inputs in micro_batches)
             statistics_of_split = sum(token_statistics(method, None, inputs, first) for inputs in micro_batches)
-            add_up = bool(close(statistics_of_split, whole.statistics, 1e-9, 1e-9).all())
+            add_up = bool(is_close(statistics_of_split, whole.statistics, rtol=1e-9, atol=1e-9).all())
             require(add_up, "the statistics do not add up over a split")
             bounds_of_split = evaluate(method, statistics=statistics_of_split, **tensors).bounds
             for bound, bound_of_split in zip(whole.bounds, bounds_of_split, strict=True):
                 before = torch.as_tensor(bound, dtype=torch.float64)
                 after = torch.as_tensor(bound_of_split, dtype=torch.float64)
-                require(bool(close(before, after, 1e-12, 1e-14).all()), "a split changes the bounds")
+                require(bool(is_close(before, after, rtol=1e-12, atol=1e-14).all()), "a split changes the bounds")
 
 
 def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:
@@ -631,7 +649,7 @@ def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:
     first = token_statistics(method, None, Inputs(**tensors, counted=counted))
     for inputs in (Inputs(**others_elsewhere, counted=counted), Inputs(**counted_alone)):
         second = token_statistics(method, None, inputs)
-        require(bool(close(first, second, 1e-9, 1e-9).all()), "the statistics count tokens outside t.mask")
+        require(bool(is_close(first, second, rtol=1e-9, atol=1e-9).all()), "the statistics count tokens outside t.mask")
 
 
 def metrics_keep_their_keys(method: Method) -> None:
@@ -709,11 +727,11 @@ def earlier_batches_do_not_matter(method: Method) -> None:
         compute_all(tensors)
     after_others = compute_all(later)
     repeated = compute_all(later)
-    if not bool(close(after_others, repeated).all()):
+    if not bool(is_equal(after_others, repeated).all()):
         # A loss that changes at each call tells nothing about earlier batches. `weight_is_the_same_at_each_call` names
         # it.
         return
-    is_same = close(first, after_others, 1e-9, 1e-12)
+    is_same = is_close(first, after_others, rtol=1e-9, atol=1e-12)
     message = (
         "the loss of a mini-batch is another one after other mini-batches, so it keeps something of them. Make what it "
         "needs from the update's tokens a statistic, which is summed over ranks and saved with checkpoints."
