@@ -4,9 +4,11 @@ Ray worker, which runs the code of the check in a fresh interpreter.
 
 import importlib.util
 import re
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from typer.testing import CliRunner
 
@@ -43,6 +45,35 @@ def test_a_package_of_every_run_that_is_missing_is_an_error_with_the_command_tha
     assert findings["transformers"].advice.startswith("pip install transformers==5.9.0; ")
     # A run may have another server than vLLM, and another version may work.
     assert findings["vllm"].level == "warning" and findings["torch"].level == "warning"
+
+
+@pytest.mark.parametrize(
+    ("version", "level"), [("0.7.2", "warning"), ("0.9.0", "warning"), ("0.12.0", "warning"), (None, "error")]
+)
+def test_a_package_of_every_run_in_a_version_that_verl_excludes_is_a_finding(monkeypatch, version, level):
+    monkeypatch.setattr(doctor, "installed_version", lambda _: version)
+    for has_gpu in (False, True):
+        (finding,) = [finding for finding in doctor.check_versions(has_gpu) if finding.subject == "tensordict"]
+        assert finding.level == level
+        assert finding.advice == "pip install 'tensordict!=0.9.0,<=0.10.0,>=0.8.0'"
+
+
+@pytest.mark.parametrize("version", ["0.8.0", "0.9.1", "0.10.0"])
+def test_a_package_of_every_run_in_a_version_that_verl_takes_is_fine(monkeypatch, version):
+    monkeypatch.setattr(doctor, "installed_version", lambda _: version)
+    (finding,) = [finding for finding in doctor.check_versions(has_gpu=True) if finding.subject == "tensordict"]
+    assert (finding.level, finding.result) == ("ok", version)
+
+
+def test_the_required_versions_are_those_of_verl_and_of_this_package():
+    declared = {}
+    for line in metadata.requires("verl"):
+        requirement = Requirement(line)
+        declared[requirement.name] = requirement.specifier
+    for name in ("ray", "tensordict"):
+        assert SpecifierSet(doctor.REQUIRED_VERSIONS[name]) == declared[name]
+    for name in ("TransferQueue", "hydra-core"):
+        assert f'"{name}{doctor.REQUIRED_VERSIONS[name]}",' in PROJECT.read_text()
 
 
 def test_the_versions_of_python_are_those_of_the_package():

@@ -10,7 +10,7 @@ import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -26,18 +26,39 @@ PYTHON_RANGE = SpecifierSet(">=3.10,<3.13")
 TESTED_HERE = "verl-clipx's own tests run on a CPU with"
 TESTED_BY_VERL = "verl tests its GPU environment with this"
 INSTALL_THIS = "in a clone of verl-clipx: pip install --no-deps ."
-# From an extra of this package to who tested which versions together.
+
+
+class Combination(NamedTuple):
+    """Versions of packages that were tested together.
+
+    Args:
+        tested_by: who tested them, as the beginning of an advice. A colon and a package with its versions follow.
+        versions: from a package's name for pip to its tested versions.
+    """
+
+    tested_by: str
+    versions: dict[str, str]
+
+
+# From the kind of machine to the combination that was tested on it.
 COMBINATIONS = {
-    "cpu": (TESTED_HERE, {"torch": "==2.13.0", "transformers": ">=5.9,<5.11"}),
-    "gpu": (
-        TESTED_BY_VERL,
-        {"torch": "==2.11.0", "vllm": "==0.24.0", "transformers": "==5.9.0", "flash-attn": "==2.8.3"},
+    "cpu": Combination(
+        tested_by=TESTED_HERE,
+        versions={"torch": "==2.13.0", "transformers": ">=5.9,<5.11"},
+    ),
+    "gpu": Combination(
+        tested_by=TESTED_BY_VERL,
+        versions={"torch": "==2.11.0", "vllm": "==0.24.0", "transformers": "==5.9.0", "flash-attn": "==2.8.3"},
     ),
 }
-# Packages of these combinations without which no run works.
-NEEDED_BY_EVERY_RUN = ("torch", "transformers")
-# Packages that every run needs and of which any version will do.
-WITHOUT_RANGE = ("ray", "TransferQueue", "tensordict", "hydra-core")
+# Further packages that every run needs, with the versions that verl 0.9 or this package requires.
+REQUIRED_VERSIONS = {
+    "ray": ">=2.41.0",
+    "TransferQueue": ">=0.1.10,<0.2",
+    "tensordict": ">=0.8.0,!=0.9.0,<=0.10.0",
+    "hydra-core": ">=1.3.2",
+}
+NEEDED_BY_EVERY_RUN = ("torch", "transformers", *REQUIRED_VERSIONS)
 ANY_VERSION = SpecifierSet()
 
 GPU_CHECKS = "To check losses and updates on GPUs, in a checkout: bash scripts/gpu.sh"
@@ -128,27 +149,39 @@ def format_group(group: str, findings: list[Finding], *, verbose: bool) -> Itera
 
 
 def check_versions(has_gpu: bool) -> list[Finding]:
-    """Check the versions of Python, verl and the packages that were tested together, and find missing packages.
+    """Check Python, verl, and the versions of the packages that a run may need.
 
-    With a GPU, these are the versions that verl tests together; without one, those that this project tests.
+    A package in a version that was not tested, or that verl excludes, is a warning. A missing package is a warning too,
+    unless every run needs it: then it is an error.
+
+    Args:
+        has_gpu: whether packages are compared with the combination that verl tests on GPUs. Otherwise they are compared
+            with the one that this project tests on a CPU.
     """
     findings = [check_python(), check_verl()]
-    extra = "gpu" if has_gpu else "cpu"
-    tested_by, tested_versions = COMBINATIONS[extra]
-    for distribution, tested in tested_versions.items():
-        level = "warning"
-        advice = f"{tested_by}: {distribution}{tested}"
+    machine = "gpu" if has_gpu else "cpu"
+    combination = COMBINATIONS[machine]
+    for distribution, tested in combination.versions.items():
+        advice = f"{combination.tested_by}: {distribution}{tested}"
         if installed_version(distribution) is None:
             # Quoted, because a shell would take > for a redirection.
             requirement = shlex.quote(distribution + tested)
             advice = f"{pip_command([requirement])}; {advice}"
-            if distribution in NEEDED_BY_EVERY_RUN:
-                level = "error"
+        level = level_if_unsuitable(distribution)
         findings.append(check_distribution(distribution, SpecifierSet(tested), level, advice))
-    for distribution in WITHOUT_RANGE:
-        findings.append(check_distribution(distribution, ANY_VERSION, "error"))
+    for distribution, required in REQUIRED_VERSIONS.items():
+        level = level_if_unsuitable(distribution)
+        findings.append(check_distribution(distribution, SpecifierSet(required), level))
     findings.append(check_distribution("verl-clipx", ANY_VERSION, "error", INSTALL_THIS))
     return findings
+
+
+def level_if_unsuitable(distribution: str) -> Level:
+    """Return the level of the finding about a package that is missing or has another version than the tested ones."""
+    is_missing = installed_version(distribution) is None
+    if is_missing and distribution in NEEDED_BY_EVERY_RUN:
+        return "error"
+    return "warning"
 
 
 def check_python() -> Finding:
@@ -171,19 +204,19 @@ def check_verl() -> Finding:
     return Finding("ok", "verl", version)
 
 
-def check_distribution(distribution: str, tested: SpecifierSet, level: Level, advice: str = "") -> Finding:
-    """Check whether a distribution is installed in a tested version.
+def check_distribution(distribution: str, suitable: SpecifierSet, level: Level, advice: str = "") -> Finding:
+    """Check whether a package is installed in a suitable version.
 
     Args:
-        distribution: its name for pip.
-        tested: the tested versions.
-        level: of the finding if it is not.
-        advice: what to do then; empty: pip's command.
+        distribution: the package's name for pip.
+        suitable: the suitable versions.
+        level: the level of the finding if the package is missing or has another version.
+        advice: what to do then. Empty: pip's command that installs a suitable version.
     """
     version = installed_version(distribution)
-    if version is not None and tested.contains(Version(version).public, prereleases=True):
+    if version is not None and suitable.contains(Version(version).public, prereleases=True):
         return Finding("ok", distribution, version)
-    return Finding(level, distribution, version or "not installed", advice or f"pip install '{distribution}{tested}'")
+    return Finding(level, distribution, version or "not installed", advice or f"pip install '{distribution}{suitable}'")
 
 
 def run_python(code: str, seconds: int) -> tuple[str, str]:
