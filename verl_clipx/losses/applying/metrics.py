@@ -12,7 +12,7 @@ from torch import Tensor, where
 
 from verl_clipx.losses.base.method import Bounds, Method, find_declarations
 from verl_clipx.losses.base.metric import Metric, Over
-from verl_clipx.losses.base.shared_metrics import FLOORS, OF_TOKENS, VERSIONS, VERSIONS_FIRST
+from verl_clipx.losses.base.shared_metrics import FLOORS, TOKEN_METRICS, VERSIONS, VERSIONS_FIRST
 from verl_clipx.losses.base.tokens import Tokens, number_in, parts
 
 # The number of tokens has this name among the sums, and this key among the metrics.
@@ -34,7 +34,7 @@ SUMS = (TOKENS, "dual_clipped", "log_ratio", "ratio", "squared_ratio", *COUNTED_
 # The sums that must cover the whole mini-batch before metrics are made of them: from the key under which verl adds a
 # sum up to the sum's name in `SUMS`.
 SUM_NAME_BY_KEY = {
-    f"clipx_sum/{name}": name for metric in OF_TOKENS if metric.over is Over.UPDATE for name in metric.sums
+    f"clipx_sum/{name}": name for metric in TOKEN_METRICS if metric.over is Over.UPDATE for name in metric.sums
 }
 
 # From the key under which verl adds up the ages of a mini-batch's tokens to the key of the metric, their mean. An age
@@ -43,7 +43,7 @@ SUM_NAME_BY_KEY = {
 AGE_KEY_BY_SUM_KEY = {f"clipx_sum/{metric.name}": metric.key for metric in (VERSIONS_FIRST, VERSIONS)}
 
 # The keys of all metrics that are linear in |F * A|.
-OF_GRADIENT = frozenset(metric.key for metric in OF_TOKENS if MASSES.keys() & {*metric.sums})
+OF_GRADIENT = frozenset(metric.key for metric in TOKEN_METRICS if MASSES.keys() & {*metric.sums})
 
 
 def token_sums(
@@ -131,13 +131,13 @@ def token_metrics(sums: Iterable[Any], *, dual_clipped: bool = False) -> dict[st
         dual_clipped: whether the method has a dual clip.
 
     Returns:
-        What `make_metrics` returns for the metrics of `OF_TOKENS`.
+        What `make_metrics` returns for the metrics of `TOKEN_METRICS`.
     """
     sums_by_name = name_sums(sums)
     if not dual_clipped:
         # Without this sum, `make_metrics` leaves pg_clipfrac_lower out.
         del sums_by_name["dual_clipped"]
-    return make_metrics(sums_by_name, OF_TOKENS)
+    return make_metrics(sums_by_name, TOKEN_METRICS)
 
 
 def make_metrics(sums: Mapping[str, Any], metrics: Iterable[Metric]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def replace_sums_with_metrics(metrics: dict[str, list[float]]) -> dict[str, list
     """
     sums = {name: metrics[key] for key, name in SUM_NAME_BY_KEY.items() if key in metrics}
     result = {key: values for key, values in metrics.items() if key not in SUM_NAME_BY_KEY}
-    for metric in OF_TOKENS:
+    for metric in TOKEN_METRICS:
         if metric.over is Over.UPDATE and all(name in sums for name in metric.sums):
             # A list with one value per update for each of the metric's sums.
             own_sums = [sums[name] for name in metric.sums]

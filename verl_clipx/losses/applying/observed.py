@@ -11,8 +11,8 @@ from verl_clipx.losses.base.shared_metrics import (
     CLIP_FRACTION_HIGH,
     CLIP_FRACTION_LOW,
     GRADIENT_MASS,
-    OF_TOKENS,
     PPO_KL,
+    TOKEN_METRICS,
 )
 from verl_clipx.losses.base.tokens import LARGEST_LOG_RATIO, Inputs, Tokens, prepare_tokens
 
@@ -49,7 +49,7 @@ _REPLACED = {metric.name for metric in OF_GRADIENT_ALONE}
 
 # Every metric of an observed loss: those above, and the shared metrics of other names.
 OBSERVED_METRICS = OF_GRADIENT_ALONE + tuple(
-    metric for metric in OF_TOKENS if not metric.logged_as and metric.name not in _REPLACED
+    metric for metric in TOKEN_METRICS if not metric.logged_as and metric.name not in _REPLACED
 )
 
 

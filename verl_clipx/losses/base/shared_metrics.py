@@ -52,9 +52,8 @@ declare_clipped = partial(declare, unit="fraction of tokens", over=Over.TOKENS, 
 declare_moved = partial(declare, section="How far the policy moved")
 declare_mass = partial(declare, unit="|F·A| per token", over=Over.TOKENS, section="Where the gradient comes from")
 
-# The meanings of the metrics of the gradient's mass: of a region's, and of a sign's.
+# The meaning of the metrics of the regions' gradient mass.
 MASS_OF_REGION = "sum of |F·A| over the tokens in the region, divided by the number of all tokens"
-MASS_OF_SIGN = "the same sum over tokens with A > 0 and with A < 0"
 
 CLIP_FRACTION_LOW = declare_clipped(
     "clip_fraction_low",
@@ -120,15 +119,21 @@ GRADIENT_MASS = {
 # From the sign of the advantage to the metric of its tokens' gradient mass.
 CONTRIBUTION = {
     "positive": declare_mass(
-        "contribution/positive", MASS_OF_SIGN, sums=("mass/HP", "mass/LP", POSITIVE_M), chart="contribution"
+        "contribution/positive",
+        "sum of |F·A| over the tokens with A > 0, divided by the number of all tokens",
+        sums=("mass/HP", "mass/LP", POSITIVE_M),
+        chart="contribution",
     ),
     "negative": declare_mass(
-        "contribution/negative", MASS_OF_SIGN, sums=("mass/LN", "mass/HN", NEGATIVE_M), chart="contribution"
+        "contribution/negative",
+        "sum of |F·A| over the tokens with A < 0, divided by the number of all tokens",
+        sums=("mass/LN", "mass/HN", NEGATIVE_M),
+        chart="contribution",
     ),
 }
 
 # The metrics that are made of sums over tokens for every method: all that are declared so far.
-OF_TOKENS = tuple(METRICS)
+TOKEN_METRICS = tuple(METRICS)
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ class Floor:
         return self.log_ratio, self.clip_fraction_low, self.clip_fraction_high
 
 
-# The number of equally wide bins of the old policy's probability. ACPO has as many by default.
+# The number of equally wide bins of the old policy's probability. ACPO's default is the same, but either may change.
 FLOOR_BINS = 5
 
 
@@ -167,21 +172,23 @@ def declare_floor(name: str, where: str) -> Floor:
         name: what their keys begin with, after `clipx/`.
         where: the tokens that are measured, as the end of each metric's meaning.
     """
-    declare_of_floor = partial(declare, over=Over.ROLLOUT_BATCH, section="How much is rounding")
-    in_bin = f"{where}, per bin of the old policy's probability (five equally wide ones)"
+    declare_floor_metric = partial(declare, over=Over.ROLLOUT_BATCH, section="How much is rounding")
+    in_bin = f"{where}, per bin of the old policy's probability ({FLOOR_BINS} equally wide ones)"
     return Floor(
-        log_ratio=declare_of_floor(
+        log_ratio=declare_floor_metric(
             f"{name}/log_ratio", f"mean of abs(log ratio) {where}", "nats per token", chart="floor: abs(log ratio)"
         ),
-        clip_fraction_low=declare_of_floor(
+        clip_fraction_low=declare_floor_metric(
             f"{name}/clip_fraction_low", f"`clip_fraction_low` {where}", "fraction of tokens"
         ),
-        clip_fraction_high=declare_of_floor(
+        clip_fraction_high=declare_floor_metric(
             f"{name}/clip_fraction_high", f"`clip_fraction_high` {where}", "fraction of tokens"
         ),
-        tokens=declare_of_floor(f"{name}/tokens", f"number of tokens {in_bin}", "tokens", numbered="bin"),
-        log_ratio_sum=declare_of_floor(f"{name}/log_ratio_sum", f"sum of log ratio {in_bin}", "nats", numbered="bin"),
-        squared_sum=declare_of_floor(
+        tokens=declare_floor_metric(f"{name}/tokens", f"number of tokens {in_bin}", "tokens", numbered="bin"),
+        log_ratio_sum=declare_floor_metric(
+            f"{name}/log_ratio_sum", f"sum of log ratio {in_bin}", "nats", numbered="bin"
+        ),
+        squared_sum=declare_floor_metric(
             f"{name}/squared_sum", f"sum of the squared log ratio {in_bin}", "nats²", numbered="bin"
         ),
     )
@@ -189,8 +196,8 @@ def declare_floor(name: str, where: str) -> Floor:
 
 FLOOR = declare_floor(
     "floor",
-    "in a rollout batch's first update, where the ratio is 1 but for rounding; logged where old_log_probs are of the "
-    "weights that this update starts from",
+    "in a rollout batch's first update, where only rounding moves the ratio from 1; logged only if old_log_probs "
+    "were computed with the weights that this update starts from",
 )
 FLOOR_RECUT = declare_floor(
     "floor_recut",
@@ -247,43 +254,43 @@ NOT_FINITE_RANK = declare_health(
 )
 
 declare_token_fraction = partial(declare, unit="fraction of tokens", over=Over.TOKENS, section="The run")
-declare_of_run = partial(declare, over=Over.ROLLOUT_BATCH, section="The run")
-declare_held = partial(declare, over=Over.DECISION)
+declare_run_metric = partial(declare, over=Over.ROLLOUT_BATCH, section="The run")
+declare_hold_metric = partial(declare, over=Over.DECISION)
 
-SKIPPED_UPDATES = declare_of_run(
+SKIPPED_UPDATES = declare_run_metric(
     "skipped_updates",
     "number of the rollout batch's updates in which the norm of the gradient was not finite. verl skips such an "
     "update, but takes it under Megatron. Under Lopti, the updates of both passes are counted",
     "updates",
 )
-RECEIPT = declare_of_run(
+RECEIPT = declare_run_metric(
     "receipt",
     "largest difference between the announced gradient on log_prob and the one that the loss has, in the first rollout "
     "batch after each start",
     "of a token's gradient",
 )
-RECEIPT_FAILED = declare_of_run(
+RECEIPT_FAILED = declare_run_metric(
     "receipt_failed",
     "number of the receipt's checks that did not hold, over all ranks, where they only warned; 0 if all held",
     "checks",
 )
-STANDARD_ERROR = declare_of_run(
+STANDARD_ERROR = declare_run_metric(
     "critic/score/standard_error",
     "standard error of verl's `critic/score/mean`, over prompts; logged in every run with the plugin, and without "
     "the prefix `actor/`",
     "score",
     logged_as="critic/score/standard_error",
 )
-HELD_WIDTH = declare_held(
+HELD_WIDTH = declare_hold_metric(
     "hold/width",
     "`+clipx/hold`: the width w that holds the target, of bounds 1 / (1 + w) and 1 + w, or -w and w on a difference",
     "1",
     chart="held width",
 )
-HELD_REACHED = declare_held(
+HELD_REACHED = declare_hold_metric(
     "hold/reached", "`+clipx/hold`: the target's value at this width, by the histogram that it was solved from", "1"
 )
-HELD_MISSED = declare_held(
+HELD_MISSED = declare_hold_metric(
     "hold/missed",
     "`+clipx/hold`: share of the updates in which no width between floor and ceiling meets the target",
     "fraction of updates",
@@ -319,14 +326,14 @@ MASKED_SEQUENCES = {
     )
     for sign in SIGNS
 }
-VERSIONS = declare_of_run(
+VERSIONS = declare_run_metric(
     "staleness/versions",
     "mean age of the tokens in weight versions, which is the number of rollout batches trained since their sequence's "
     "last token was sampled; logged from the run's first sample on that is older than 0",
     "weight versions",
     chart="age of the samples",
 )
-VERSIONS_FIRST = declare_of_run(
+VERSIONS_FIRST = declare_run_metric(
     "staleness/versions_first",
     "the same since their sequence's first token was sampled: higher where generations were interrupted and resumed "
     "with newer weights",

@@ -9,7 +9,7 @@ from verl.utils.metric import AggregationType, Metric
 from verl_clipx.losses.applying.metrics import AGE_KEY_BY_SUM_KEY, SUM_NAME_BY_KEY, TOKENS
 from verl_clipx.losses.base.method import NODE
 from verl_clipx.losses.base.metric import Over
-from verl_clipx.losses.base.shared_metrics import FLOORS, OF_TOKENS, REJECTED, SELECTED
+from verl_clipx.losses.base.shared_metrics import FLOORS, REJECTED, SELECTED, TOKEN_METRICS
 from verl_clipx.losses.groups import swap_by
 from verl_clipx.run.config import Observe, Settings
 from verl_clipx.run.decided_from import DecidedFrom
@@ -62,7 +62,7 @@ def exact_metrics(micro_batch: MicroBatch, model_output: Any, data: Any) -> dict
 # The keys of the metrics that are divided by the number of tokens that count.
 MEANS = frozenset(
     [
-        *(metric.key for metric in (*OF_TOKENS, SELECTED) if metric.over is Over.TOKENS),
+        *(metric.key for metric in (*TOKEN_METRICS, SELECTED) if metric.over is Over.TOKENS),
         *(metric.key for floor in FLOORS for metric in floor.means),
         *SUM_NAME_BY_KEY,
         *AGE_KEY_BY_SUM_KEY,
