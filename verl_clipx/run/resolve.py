@@ -77,13 +77,13 @@ def resolve(config: DictConfig, *, named: Collection[str] = (), group: str | Non
     node = OmegaConf.select(config, POLICY_LOSS)
     if node is None:
         return None
-    raise_refusals(refuse_misspelt_keys(config))
+    raise_refusals(find_misspelt_keys(config))
     if NODE not in node:
         # The plugin has no part in the run, unless loss_mode names a loss of its own.
         raise_refusals([refusal_without_group(node.loss_mode)])
         return None
-    raise_refusals(refuse_overwritten_nodes(config, node))
-    raise_refusals(refuse_missing_values(node[NODE]))
+    raise_refusals(find_overwritten_nodes(config, node))
+    raise_refusals(find_missing_values(node[NODE]))
     given_settings = build_target(node[NODE])
     if not isinstance(given_settings, Settings | Observe):
         raise refusal_without_method(given_settings)
@@ -95,7 +95,7 @@ def resolve(config: DictConfig, *, named: Collection[str] = (), group: str | Non
         [
             *refuse_values(values, given_settings),
             *refuse_misplaced_keys(config),
-            *refuse_parameters_without_effect(given_settings, named),
+            *find_parameters_without_effect(given_settings, named),
             *takeover.refused,
         ]
     )
@@ -168,7 +168,7 @@ def handover_node(config: DictConfig) -> DictConfig | None:
     return None if resolved is None else as_node(resolved.run)
 
 
-def refuse_overwritten_nodes(config: DictConfig, node: DictConfig) -> Iterator[Refusal]:
+def find_overwritten_nodes(config: DictConfig, node: DictConfig) -> Iterator[Refusal]:
     """Yield a refusal for each node of the plugin in verl's policy loss that the user has overwritten."""
     for key in OF_THE_PLUGIN:
         name = key.rpartition(".")[2]
@@ -183,7 +183,7 @@ def refuse_overwritten_nodes(config: DictConfig, node: DictConfig) -> Iterator[R
             yield Refusal(key, NO_VALUE, reason, "Remove what you set there, and set the key that it comes from.")
 
 
-def refuse_parameters_without_effect(settings: Settings | Observe, named: Collection[str]) -> Iterator[Refusal]:
+def find_parameters_without_effect(settings: Settings | Observe, named: Collection[str]) -> Iterator[Refusal]:
     """Yield a refusal for each parameter that the command line names and in whose place clipx.hold solves for bounds.
 
     Args:
@@ -232,7 +232,7 @@ def build_target(node: Any) -> Any:
         raise
 
 
-def refuse_missing_values(node: DictConfig) -> Iterator[Refusal]:
+def find_missing_values(node: DictConfig) -> Iterator[Refusal]:
     """Yield a refusal for each key of a clipx node that its group leaves open."""
     for key in node:
         if OmegaConf.is_missing(node, key):
@@ -248,7 +248,7 @@ def refusal_without_method(node: Any) -> Refusal:
     return Refusal(NODE, NO_VALUE, reason, f"Choose one by its group, for example {swap_by('grpo')}.")
 
 
-def refuse_misspelt_keys(config: DictConfig) -> Iterator[Refusal]:
+def find_misspelt_keys(config: DictConfig) -> Iterator[Refusal]:
     """Yield a refusal for each key that was meant for the plugin and that Hydra took for a new one."""
     folder = configs_folder() / NODE
     groups = {f"{NODE}/{path.name}" for path in folder.iterdir() if path.is_dir()}
