@@ -45,7 +45,7 @@ class Correction:
     """verl's rollout correction: importance weights and rejection of samples, and bypass mode.
 
     Args:
-        bypass: whether old_log_probs are the rollout's own.
+        bypass: whether old_log_probs are the rollout's own; None if the configuration does not say it.
         weights: the kind of importance weights, verl's rollout_is; None without weights.
         weights_threshold: the cap on these weights.
         weights_normalised: whether these weights are divided by their mean over the batch.

@@ -10,7 +10,9 @@ from tests.analysis.runs.commands import answer, clipx
 from tests.analysis.runs.example_runs import write_log
 from tests.messages import assert_names
 from verl_clipx.analysis.diagnose.diagnosis import diagnose
+from verl_clipx.analysis.diagnose.remedies import takes_ratio_to_sampler
 from verl_clipx.analysis.runs import keys
+from verl_clipx.losses.methods import BUILT_IN, METHODS
 
 LOWEST_SCORE = "critic/score/min"
 HIGHEST_SCORE = "critic/score/max"
@@ -315,7 +317,7 @@ UPDATE_SKIPPED = {keys.SKIPPED_UPDATES: [0, 1]}
         pytest.param(
             SAMPLER_DRIFTS,
             {},
-            [f"Correct for the sampler ({CORRECTION}) if", BYPASS],
+            [f"If {BYPASS} is off", f"correct for the sampler ({CORRECTION})", "If it is on, narrow the bounds"],
             "already",
             id="sampler drifts, bypass mode unknown",
         ),
@@ -328,10 +330,38 @@ UPDATE_SKIPPED = {keys.SKIPPED_UPDATES: [0, 1]}
         ),
         pytest.param(
             SAMPLER_DRIFTS,
-            {f"{CORRECTION}.rollout_is": "token"},
-            ["new weights more often", f"{CORRECTION}.rollout_is is on already"],
+            {BYPASS: False, f"{CORRECTION}.rollout_is": "token"},
+            ["Give the sampler new weights more often", f"{CORRECTION}.rollout_is is on already"],
             "Correct",
             id="sampler drifts, corrected",
+        ),
+        pytest.param(
+            SAMPLER_DRIFTS,
+            {BYPASS: False, f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.rollout_rs": "token_k1"},
+            [f"{CORRECTION}.rollout_is and {CORRECTION}.rollout_rs are on already"],
+            "Correct",
+            id="sampler drifts, corrected in two ways",
+        ),
+        pytest.param(
+            SAMPLER_DRIFTS,
+            {f"{CORRECTION}.rollout_is": "token"},
+            [f"If {BYPASS} is off", f"{CORRECTION}.rollout_is is on already", "If it is on, narrow the bounds"],
+            "orrect for",
+            id="sampler drifts, corrected, bypass mode unknown",
+        ),
+        pytest.param(
+            SAMPLER_DRIFTS,
+            {BYPASS: False, "clipx.method": "m2po"},
+            ["Narrow the bounds", "with M2PO the clip acts on the ratio to the sampler's probabilities"],
+            "orrect for",
+            id="sampler drifts, ratio of the method to the sampler",
+        ),
+        pytest.param(
+            SAMPLER_DRIFTS,
+            {BYPASS: False, "clipx.method": "m2po", "clipx.behaviour": "old"},
+            [f"Correct for the sampler ({CORRECTION})"],
+            "arrow",
+            id="sampler drifts, ratio of the method to the old policy",
         ),
         pytest.param(
             SAMPLER_DRIFTS, {BYPASS: True}, ["Narrow the bounds"], "Correct", id="sampler drifts, bypass mode"
@@ -363,6 +393,11 @@ def test_advice_names_what_this_run_can_change_with_its_value(log, configuration
     (diagnosis,) = diagnose(make_run(log, configuration))
     assert_names(diagnosis.text, *facts)
     assert not_named not in diagnosis.text
+
+
+def test_the_methods_with_a_ratio_to_the_sampler_are_known():
+    known = [name for name in BUILT_IN if takes_ratio_to_sampler(make_run({}, {"clipx.method": name}, steps=1))]
+    assert known == [name for name in BUILT_IN if METHODS[name]().ratio_to_sampler]
 
 
 NOTHING_LEFT = "nothing is left to learn"

@@ -18,11 +18,22 @@ WIDE_HIGH = 2.0
 TOKEN_CLIP = "vanilla"
 # The plugin's method whose clip_high bounds the ratio of a sequence.
 SEQUENCE_CLIP = "gspo"
+# The plugin's method whose ratio is to the policy that sampled, unless its parameter `behaviour` is another policy.
+SAMPLER_RATIO = "m2po"
+# The value of rollout_is with which verl weights a whole response by the product of its tokens' ratios.
+OF_SEQUENCE = "sequence"
 # The width of verl's clip on each side if the configuration sets none.
 DEFAULT_CLIP_RATIO = 0.2
 
 # Prompts are too easy or too hard if the mean score is nearer than this to an end of its range, as a part of the range.
 NEAR_AN_END = 0.25
+
+# Sentences after an advice: how to keep checkpoints, and what is known of the wide bounds.
+NO_CHECKPOINT = "With trainer.save_freq above 0 there will be checkpoints to go back to."
+LIMITS_OF_WIDE = (
+    "On one toy task, in bypass mode, these bounds earned about as much as adaptive ones, with a better worst seed. "
+    "Nobody measured whether they keep entropy."
+)
 
 
 def trains_our_loss(run: Run) -> bool:
@@ -98,19 +109,10 @@ def advise_on_weights_not_finite(run: Run) -> str:
     return "The weights may not be finite from then on: resume from an earlier checkpoint."
 
 
-NO_CHECKPOINT = "With trainer.save_freq above 0 there will be checkpoints to go back to."
-
-
 def keeps_no_checkpoint(run: Run) -> bool:
     """Returns whether the configuration says that the run saves no checkpoint."""
     every = run.record.length.save_every
     return is_number(every) and every <= 0
-
-
-LIMITS_OF_WIDE = (
-    "On one toy task, in bypass mode, these bounds earned about as much as adaptive ones, with a better worst seed. "
-    "Nobody measured whether they keep entropy."
-)
 
 
 def advise_wide_bounds(run: Run) -> str:
@@ -295,25 +297,46 @@ def advise_scoring_tokens(run: Run) -> str:
 
 
 def advise_on_drifting_sampler(run: Run) -> str:
-    """Returns advice for a run whose policy has drifted away from the one that samples, although nothing is clipped."""
+    """Returns advice for a run in which nothing is clipped, although the sampler has drifted away from the policy."""
     correction = run.record.correction
     if correction.bypass:
         return (
             "Narrow the bounds: in bypass mode the clip acts on the ratio to the sampler's probabilities, and yet "
             "nothing is clipped."
         )
-    if correction.weights or correction.rejection:
-        key = ROLLOUT_IS if correction.weights else ROLLOUT_RS
+    if takes_ratio_to_sampler(run):
         return (
-            f"Give the sampler new weights more often: {key} is on already, and the clip does not act on the ratio to "
-            "the sampler's probabilities."
+            f"Narrow the bounds: with {run.loss} the clip acts on the ratio to the sampler's probabilities, and yet "
+            "nothing is clipped."
+        )
+    # What to do outside bypass mode.
+    corrections = []
+    if correction.weights:
+        corrections.append(ROLLOUT_IS)
+    if correction.rejection:
+        corrections.append(ROLLOUT_RS)
+    if corrections:
+        verb = "is" if len(corrections) == 1 else "are"
+        advice = (
+            f"give the sampler new weights more often: {' and '.join(corrections)} {verb} on already, and the clip "
+            "does not act on the ratio to the sampler's probabilities."
+        )
+    else:
+        advice = (
+            f"correct for the sampler ({CORRECTION_NODE}): the clip acts on the ratio to the recomputed probabilities."
         )
     if correction.bypass is None:
-        return (
-            f"Correct for the sampler ({CORRECTION_NODE}) if {BYPASS} is off: the clip then acts on the ratio to the "
-            "recomputed probabilities. If it is on, narrow the bounds."
-        )
-    return f"Correct for the sampler ({CORRECTION_NODE}): the clip acts on the ratio to the recomputed probabilities."
+        return f"If {BYPASS} is off, {advice} If it is on, narrow the bounds."
+    return advice[0].upper() + advice[1:]
+
+
+def takes_ratio_to_sampler(run: Run) -> bool:
+    """Returns whether the plugin's method takes its ratio to the policy that sampled, even outside bypass mode.
+
+    False for a loss of verl's, and for one of the user's own, of which the record does not say it.
+    """
+    behaviour = run.record.loss.parameters.get("behaviour", "rollout")
+    return run.record.loss.method == SAMPLER_RATIO and behaviour == "rollout"
 
 
 def advise_on_dropped_prompts(run: Run) -> str:
@@ -322,10 +345,6 @@ def advise_on_dropped_prompts(run: Run) -> str:
         f"Set {TOO_OLD} to wait, or raise {OLDEST_ALLOWED}: a long answer takes longest, so dropping the oldest drops "
         "long answers first."
     )
-
-
-# The value of rollout_is with which verl weights a whole response by the product of its tokens' ratios.
-OF_SEQUENCE = "sequence"
 
 
 def advise_on_collapsed_weights(run: Run) -> str:
