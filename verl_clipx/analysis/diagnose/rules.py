@@ -159,29 +159,30 @@ def _say_not_finite_updates(run: Run, steps: list[int], trained_since: int) -> s
     any_of=True,
 )
 def find_values_not_finite(run: Run) -> Onset | None:
-    """The rule is met by a value that is not finite in a field that the plugin checks, or in one of the numbers from
-    which the training computes.
+    """The rule is met by a value that is not finite in the rewards, advantages or log-probabilities, which the plugin
+    checks, in a metric of the training itself (`actor/…`, `critic/…`), or in a held-out score.
 
-    Means and figures leave these values out, so that nothing else shows them.
+    Nothing else shows such values, because means and figures leave them out.
     """
-    first_steps: dict[str, int] = {}
+    first_step_by_description: dict[str, int] = {}
     for key, field in keys.HEALTH_COUNTS.items():
+        # The number of responses with such a value in the field, in each step.
         counts = run.values(key)
         counts = counts[counts > 0]
         if len(counts):
             description = f"{field} of {int(counts.sum())} responses in {_say_steps(len(counts))}"
-            first_steps[description] = int(counts.index[0])
+            first_step_by_description[description] = int(counts.index[0])
     for key in list_keys_not_finite(run):
-        if is_read_by_training(key):
+        if is_of_training(key):
             steps = run.not_finite[key]
-            first_steps[f"{key} in {_say_steps(len(steps))}"] = steps[0]
-    return _find_first_onset(first_steps)
+            first_step_by_description[f"{key} in {_say_steps(len(steps))}"] = steps[0]
+    return _find_first_onset(first_step_by_description)
 
 
 @rule(
     "other logged values that are not finite",
     reads=("*",),
-    remedy="Check whether what computes them had nothing to compute from: the training itself does not read them.",
+    remedy="Check whether what computes them had nothing to compute from: none is a metric of the training itself.",
     link="docs/reading.md#health",
 )
 def find_others_not_finite(run: Run) -> Onset | None:
@@ -189,12 +190,12 @@ def find_others_not_finite(run: Run) -> Onset | None:
 
     W&B's own metrics are left out. Their keys begin with an underscore.
     """
-    first_steps: dict[str, int] = {}
+    first_step_by_description: dict[str, int] = {}
     for key in list_keys_not_finite(run):
-        if not (is_read_by_training(key) or key.startswith("_")):
+        if not (is_of_training(key) or key.startswith("_")):
             steps = run.not_finite[key]
-            first_steps[f"{key} in {_say_steps(len(steps))}"] = steps[0]
-    return _find_first_onset(first_steps)
+            first_step_by_description[f"{key} in {_say_steps(len(steps))}"] = steps[0]
+    return _find_first_onset(first_step_by_description)
 
 
 def list_keys_not_finite(run: Run) -> list[str]:
@@ -211,8 +212,11 @@ def list_keys_not_finite(run: Run) -> list[str]:
     return [*causes, *sorted(reported.difference(causes))]
 
 
-def is_read_by_training(key: str) -> bool:
-    """Returns whether the training computes from a metric, so that it is broken if the metric is not finite."""
+def is_of_training(key: str) -> bool:
+    """Returns whether a metric is one of the training itself, or stands for the held-out scores.
+
+    If such a metric is not finite, the training or what it learned may be broken.
+    """
     return key == keys.HELD_OUT or key.startswith(keys.OF_TRAINING)
 
 
@@ -220,21 +224,21 @@ def is_read_by_training(key: str) -> bool:
 MOST_NAMED = 6
 
 
-def _find_first_onset(first_steps: dict[str, int]) -> Onset | None:
+def _find_first_onset(first_step_by_description: dict[str, int]) -> Onset | None:
     """Returns one onset for all values that are not finite: the earliest step, and up to MOST_NAMED descriptions.
 
     None if there are no such values.
 
     Args:
-        first_steps: maps the description of each metric or field to the first step at which it is not finite. The
-            likeliest cause stands first.
+        first_step_by_description: from the description of each metric or field to the first step at which it is not
+            finite. The likeliest cause stands first.
     """
-    if not first_steps:
+    if not first_step_by_description:
         return None
-    named = list(first_steps)[:MOST_NAMED]
-    if len(first_steps) > MOST_NAMED:
-        named.append(f"and {len(first_steps) - MOST_NAMED} more")
-    return Onset(min(first_steps.values()), f"not finite: {'; '.join(named)}")
+    named = list(first_step_by_description)[:MOST_NAMED]
+    if len(first_step_by_description) > MOST_NAMED:
+        named.append(f"and {len(first_step_by_description) - MOST_NAMED} more")
+    return Onset(min(first_step_by_description.values()), f"not finite: {'; '.join(named)}")
 
 
 def _say_steps(count: int) -> str:
@@ -782,7 +786,8 @@ def _explain_sampler_jump(run: Run, since: pandas.Series) -> str:
     return explanation
 
 
-# The sampler has drifted away if the divergence reaches DRIFTED, and DRIFT_TIMES its highest value in the first steps.
+# The sampler has drifted away from the policy if their divergence reaches DRIFTED, and DRIFT_TIMES its highest value in
+# the first steps.
 DRIFTED = 0.01
 DRIFT_TIMES = 4
 
@@ -795,8 +800,10 @@ DRIFT_TIMES = 4
     heuristic=True,
 )
 def find_drifting_sampler(run: Run) -> Onset | None:
-    """The rule is met while nothing is clipped, although the policy is far from the one that sampled, and farther than
-    at first.
+    """The rule is met while nothing is clipped, although the sampler is far away from the policy, and farther than at
+    first.
+
+    Bounds that clip nothing cannot keep the two together.
     """
     kl = training_values(run, keys.SAMPLER_KL)
     kl, clipped = kl.align(training_values(run, keys.PG_CLIPPED), join="inner")

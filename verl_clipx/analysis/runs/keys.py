@@ -97,7 +97,7 @@ MASS = {region: logged(metric) for region, metric in declared.GRADIENT_MASS.item
 MASKED = {"A < 0": logged(declared.MASKED["negative"]), "A > 0": logged(declared.MASKED["positive"])}
 MASKED_SEQUENCES = tuple(map(logged, declared.MASKED_SEQUENCES.values()))
 
-# Prefixes of the metrics that the training itself computes. If such a value is not finite, the training is broken.
+# Prefixes of the metrics of the training itself. If such a metric is not finite, the training is broken.
 OF_TRAINING = ("actor/", "critic/")
 # Metrics that are NaN if there was nothing to compare.
 MAY_BE_NAN = frozenset({RECEIPT})
