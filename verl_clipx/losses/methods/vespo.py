@@ -36,8 +36,7 @@ class Vespo(
     is 1 at w = 1 and largest at w = k / lambda. k and lambda are k_positive and lambda_positive where A >= 0, and
     k_negative and lambda_negative elsewhere. log_ratio_clamp acts on each token before the product.
 
-    Raises:
-        Refusal: a value is not allowed, or k and lambda of one sign would let F grow above `LARGEST_WEIGHT`.
+    Values of k and lambda that would let F grow above 1e30 are refused, because float32 ends at 3e38.
     """
 
     bounds_on = "sequence's ratio"
