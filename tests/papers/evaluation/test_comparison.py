@@ -14,7 +14,7 @@ from tests.analysis.runs.commands import clipx
 from tests.messages import assert_names
 from tests.papers.evaluation.tiny import write_evaluation, write_questions
 from verl_clipx.common.statistics.comparison import compare
-from verl_clipx.common.statistics.variance import squared_error
+from verl_clipx.common.statistics.variance import compute_squared_error
 
 QUESTIONS = 40
 SAMPLES = 4
@@ -176,7 +176,7 @@ def test_an_evaluation_gets_the_intervals_of_clusters(methods, tmp_path):
     assert over_clusters["interval"] in output
     accuracy = over_clusters["benchmarks"]["b"]["result"][f"avg@{SAMPLES}"]
     # 20 families of two: t with 19 degrees of freedom.
-    half_width = 2.093024054 * squared_error(methods.right_of_a[0].mean(axis=1), FAMILIES) ** 0.5
+    half_width = 2.093024054 * compute_squared_error(methods.right_of_a[0].mean(axis=1), FAMILIES) ** 0.5
     assert accuracy["high"] - accuracy["mean"] == pytest.approx(half_width)
     assert accuracy["mean"] == over_questions["benchmarks"]["b"]["result"][f"avg@{SAMPLES}"]["mean"]
 

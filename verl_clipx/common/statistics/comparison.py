@@ -7,7 +7,13 @@ import numpy as np
 from scipy import stats
 
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, ROUNDING
-from verl_clipx.common.statistics.variance import CONFIDENCE, effective_units, residuals, squared_error, too_few_units
+from verl_clipx.common.statistics.variance import (
+    CONFIDENCE,
+    compute_squared_error,
+    count_effective_units,
+    explain_missing_interval,
+    remove_row_and_column_means,
+)
 
 LEVEL = 0.05
 """A p-value below this level is a claim; of several, it is the p-value adjusted by Holm's method.
@@ -163,7 +169,7 @@ def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.nda
     )
     too_few = []
     for name, values in by_question.items():
-        reason = too_few_units(len(values), clusters.get(name))
+        reason = explain_missing_interval(len(values), clusters.get(name))
         if reason:
             too_few.append(f"{name}: {reason}")
     if too_few or (means.refused and seed_counts != (1, 1)):
@@ -172,9 +178,9 @@ def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.nda
     # The sum of the squared parts, each over its degrees of freedom.
     squares_over_freedom = 0.0
     for name, values in by_question.items():
-        part = float(squared_error(values, clusters.get(name)))
+        part = float(compute_squared_error(values, clusters.get(name)))
         question_part += part
-        squares_over_freedom += part**2 / (effective_units(len(values), clusters.get(name)) - 1)
+        squares_over_freedom += part**2 / (count_effective_units(len(values), clusters.get(name)) - 1)
     if seed_counts == (1, 1):
         return _add_interval(
             means,
@@ -339,7 +345,7 @@ def _compute_explained_error(values_of_method: Benchmarks, clusters: Mapping[str
     seeds = len(next(iter(values_of_method.values())))
     explained = 0.0
     for name, values in values_of_method.items():
-        squared_errors = squared_error(residuals(values), clusters.get(name))
+        squared_errors = compute_squared_error(remove_row_and_column_means(values), clusters.get(name))
         explained += float(squared_errors.sum()) / (seeds * (seeds - 1))
     return explained
 

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from verl_clipx.common.statistics.variance import CONFIDENCE, effective_units, squared_error, too_few_units
+from verl_clipx.common.statistics.variance import (
+    CONFIDENCE,
+    compute_squared_error,
+    count_effective_units,
+    explain_missing_interval,
+)
 
 MIN_SEEDS = 3
 """The fewest trainings of a method that allow an interval over seeds; docs/evaluation.md shows what 2 give."""
@@ -43,17 +48,18 @@ def estimate(values: Sequence[float] | np.ndarray, clusters: np.ndarray | None =
 
     Args:
         values: a value for each question, problem or seed, (values,).
-        clusters: a label for each value, (values,), if some values share a source; see `squared_error`.
+        clusters: a label for each value, (values,), if some values share a source; see `compute_squared_error`.
 
     Raises:
         ValueError: there is no value, or a value is not finite.
     """
     values = _check_values(values)
     mean = float(values.mean())
-    error = float(np.sqrt(squared_error(values, clusters)))
-    if too_few_units(len(values), clusters) or error <= ROUNDING * abs(mean):
+    error = float(np.sqrt(compute_squared_error(values, clusters)))
+    has_too_few_units = explain_missing_interval(len(values), clusters) is not None
+    if has_too_few_units or error <= ROUNDING * abs(mean):
         return Estimate(mean)
-    freedom = effective_units(len(values), clusters) - 1
+    freedom = count_effective_units(len(values), clusters) - 1
     half_width = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
     return Estimate(mean=mean, low=mean - half_width, high=mean + half_width)
 

@@ -9,7 +9,7 @@ MIN_CLUSTERS = 5
 """The fewest clusters that allow an error; docs/evaluation.md shows what remains of 95 % with few of them."""
 
 
-def squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.ndarray:
+def compute_squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.ndarray:
     """Returns the squared standard error of a mean over questions, which may come in clusters.
 
     It is the sum over clusters of (the sum of the cluster's deviations from the mean)^2, divided by questions^2 and
@@ -31,19 +31,19 @@ def squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.
         is_in_cluster = label_indices[:, None] == np.arange(len(labels))
         # The sum of the deviations in each cluster, (…, clusters).
         deviations = deviations @ is_in_cluster.astype(np.float64)
-    units = effective_units(questions, clusters)
+    units = count_effective_units(questions, clusters)
     factor = units / (units - 1) if units > 1 else np.nan
     return factor * (deviations**2).sum(axis=-1) / questions**2
 
 
-def effective_units(questions: int, clusters: np.ndarray | None) -> float:
+def count_effective_units(questions: int, clusters: np.ndarray | None) -> float:
     """Returns how many clusters of equal size say as much as these: questions^2 / sum of size^2 (Kish).
 
     It is one more than the degrees of freedom of the mean.
 
     Args:
         questions: how many questions there are.
-        clusters: as for `squared_error`.
+        clusters: as for `compute_squared_error`.
     """
     if clusters is None:
         return float(questions)
@@ -51,21 +51,23 @@ def effective_units(questions: int, clusters: np.ndarray | None) -> float:
     return float(questions**2 / (sizes**2).sum())
 
 
-def too_few_units(questions: int, clusters: np.ndarray | None) -> str | None:
-    """Says why questions allow no interval; None if they allow one.
+def explain_missing_interval(questions: int, clusters: np.ndarray | None) -> str | None:
+    """Returns why there are too few questions or clusters for an interval, as a clause; None if there are enough.
 
     Args:
-        questions: how many questions there are.
-        clusters: as for `squared_error`.
+        questions: how many questions there are, at least 1.
+        clusters: as for `compute_squared_error`.
     """
-    units = effective_units(questions, clusters)
-    if clusters is not None and units < MIN_CLUSTERS:
-        return f"clusters that count like {units:.1f} of equal size; an interval over clusters needs {MIN_CLUSTERS}"
-    if units < 2:
-        return f"{questions} question; an interval needs 2"
+    if clusters is None:
+        if questions < 2:
+            return "1 question is too few; an interval needs 2"
+        return None
+    units = count_effective_units(questions, clusters)
+    if units < MIN_CLUSTERS:
+        return f"the clusters count like {units:.1f} of equal size; an interval over clusters needs {MIN_CLUSTERS}"
     return None
 
 
-def residuals(values: np.ndarray) -> np.ndarray:
-    """Returns what remains of values, (seeds, questions), without the means of their rows and of their columns."""
+def remove_row_and_column_means(values: np.ndarray) -> np.ndarray:
+    """Returns the residuals of values, (seeds, questions): what is left without the means of rows and of columns."""
     return values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()

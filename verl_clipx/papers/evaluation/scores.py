@@ -15,7 +15,7 @@ import pandas
 
 from verl_clipx.common.files import replacing, write_json
 from verl_clipx.common.statistics.estimate import estimate
-from verl_clipx.common.statistics.variance import too_few_units
+from verl_clipx.common.statistics.variance import explain_missing_interval
 from verl_clipx.papers.evaluation.benchmark import Benchmark, read_benchmark, read_clusters
 from verl_clipx.papers.evaluation.estimators import PART_PREFIX, QuestionValues, question_values
 from verl_clipx.papers.evaluation.folder import EvaluationFolder, read_completions
@@ -175,7 +175,7 @@ def _score_benchmark(
         estimates_by_checkpoint[label] = _estimates(values, clusters)
     return {
         "questions": len(benchmark.questions),
-        "no_interval": too_few_units(len(benchmark.questions), clusters),
+        "no_interval": explain_missing_interval(len(benchmark.questions), clusters),
         "result": _estimates(mean_by_metric, clusters),
         "values": {metric: column.tolist() for metric, column in mean_by_metric.items()},
         "checkpoints": estimates_by_checkpoint,
