@@ -15,7 +15,7 @@ from verl_clipx.analysis.report.charts import (
     DeclaredCharts,
     MassShares,
     SearchedBounds,
-    chart_counts_of_verl,
+    chart_shares_of_verl,
     collect_bounds,
     collect_charts,
     collect_clipped,
@@ -62,7 +62,7 @@ class Analysis:
         outcomes: the charts of reward, entropy, KL and gradient norm.
         bounds: of each setting whose bounds move, these by step.
         clipped: of each setting that logs them, the shares of tokens clipped at each bound.
-        clipped_by_verl: the charts of the settings of which only verl's own count of clipped tokens is known.
+        clipped_by_verl: the charts of the settings of which only verl's own share of clipped tokens is known.
         mass: of each setting that logs it, the share of the gradient's mass in each region.
         samples: the charts of length and scores of the responses.
         declared: the charts of the other metrics.
@@ -151,7 +151,7 @@ def analyse(runs: ReadRuns, title: str | None = None) -> Analysis:
         outcomes=collect_charts(runs.settings, OUTCOMES),
         bounds=collect_bounds(runs.settings),
         clipped=clipped,
-        clipped_by_verl=chart_counts_of_verl(numbers, first_file=len(clipped)),
+        clipped_by_verl=chart_shares_of_verl(numbers, first_file=len(clipped)),
         mass=collect_mass(numbers),
         samples=collect_charts(runs.settings, SAMPLES),
         declared=collect_declared(runs.settings),

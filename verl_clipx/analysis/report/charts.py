@@ -431,18 +431,20 @@ def find_larger_floor(setting: DrawnSetting) -> FloorByStep | None:
     return FloorByStep(low=low, high=high)
 
 
-def chart_counts_of_verl(numbers: Sequence[SettingNumbers], first_file: int) -> list[Chart]:
-    """Returns a chart of verl's own count of clipped tokens for each setting that logs no other count.
+def chart_shares_of_verl(numbers: Sequence[SettingNumbers], first_file: int) -> list[Chart]:
+    """Returns a chart of the share of tokens that verl says its loss clipped, by step, for some of the settings.
 
-    In each step, verl counts the share of the tokens that its loss clipped.
+    A setting has such a chart if all its runs log verl's share, and not all of them log the plugin's.
 
     Args:
         numbers: the numbers of all settings.
-        first_file: the number in the name of the first chart's files. Each further chart has the next number.
+        first_file: the number in the name of the first chart's files. Each further chart has the next number. The
+            figures of `draw_clipped_shares` are named `fractions_0` and so on too, so that these numbers follow theirs.
     """
     charts: list[Chart] = []
     for numbers_of_setting in numbers:
-        if len(numbers_of_setting.clipped) or numbers_of_setting.clipped_by_verl.empty:
+        has_only_share_of_verl = numbers_of_setting.clipped.empty and not numbers_of_setting.clipped_by_verl.empty
+        if not has_only_share_of_verl:
             continue
         label = numbers_of_setting.label
         charts.append(

@@ -13,7 +13,7 @@ class Plate(NamedTuple):
 
     Args:
         name: by it templates/captions.html chooses the heading and the words around the figures.
-        panels: the figures, at least one.
+        panels: the figures. `draw_plates` returns no plate without any.
     """
 
     name: str
@@ -21,8 +21,12 @@ class Plate(NamedTuple):
 
 
 def draw_plates(analysis: Analysis) -> list[Plate]:
-    """Draws the plates for which the runs have something to show: tokens first, then outcome, then mechanism."""
-    # Of settings whose logs lack the plugin's count of clipped tokens, verl's own takes its place on the same plate.
+    """Draws the plates for which the runs have something to show.
+
+    They come in the order of the page: tokens, outcome, what the method does (bounds, clipping and gradient mass),
+    samples, and other metrics that declare a chart.
+    """
+    # Where a setting's logs lack the plugin's share of clipped tokens, the same plate shows verl's.
     clipped_panels = [*draw_clipped_shares(analysis.clipped), *draw_charts(analysis.clipped_by_verl)]
     plates = [
         Plate("spread", draw_spreads(analysis.spreads)),

@@ -60,8 +60,8 @@ class SettingNumbers:
 
 
 def compute_numbers(runs: ReadRuns) -> list[SettingNumbers]:
-    """Returns the numbers of each setting, in their order."""
-    updates = {update.setting.label: update for update in runs.updates}
+    """Returns the numbers of each setting, in the order of `runs.settings`."""
+    update_by_label = {update.setting.label: update for update in runs.updates}
     return [
         SettingNumbers(
             setting=setting,
@@ -70,9 +70,10 @@ def compute_numbers(runs: ReadRuns) -> list[SettingNumbers]:
             clipped=clipped_share(setting),
             clipped_by_verl=setting.mean(keys.PG_CLIPPED),
             mass=mass_shares(setting),
+            # The regions are logged together, so that each has the same steps as M.
             mass_steps=setting.mean(keys.MASS["M"]).index,
             kl=setting.mean(keys.KL),
-            update=updates.get(setting.label),
+            update=update_by_label.get(setting.label),
             step_numbers=runs.step_numbers.get(setting.label),
         )
         for setting in runs.settings
