@@ -55,7 +55,7 @@ COMBINATIONS = {
 REQUIRED_VERSIONS = {
     "ray": ">=2.41.0",
     "TransferQueue": ">=0.1.10,<0.2",
-    "tensordict": ">=0.8.0,!=0.9.0,<=0.10.0",
+    "tensordict": "!=0.9.0,<=0.10.0,>=0.8.0",
     "hydra-core": ">=1.3.2",
 }
 NEEDED_BY_EVERY_RUN = ("torch", "transformers", *REQUIRED_VERSIONS)

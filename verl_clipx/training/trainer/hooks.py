@@ -98,7 +98,7 @@ class TrainedRun:
 
     def _write(self, data: dict[str, Any], step: int) -> None:
         """Write a step's line to the file log, with the fingerprints of its rollout batch."""
-        from verl_clipx.training.trainer.log import line_of
+        from verl_clipx.training.trainer.log import format_line
         from verl_clipx.training.worker.fingerprints import fingerprints_of
 
         hashes = self.batch
@@ -106,7 +106,7 @@ class TrainedRun:
         fingerprints = None
         if hashes is not None:
             fingerprints = self.observers.run(FINGERPRINTS, lambda: fingerprints_of(hashes))
-        self.file.write(line_of(data, step, batch=fingerprints, off=sorted(self.observers.off)))
+        self.file.write(format_line(data, step, fingerprints=fingerprints, off=sorted(self.observers.off)))
 
 
 # The run that this process trains; None if it trains none, or one without a clipx node.

@@ -1,7 +1,7 @@
-"""The log and the record of a run with a clipx node: verl's file log, but one that a resumed run continues.
+"""Writes the file log and the record of a run with a clipx node.
 
-verl's own file logger starts with an empty file. With it, the log of a run that was killed after step 7 and resumed
-would lack the steps up to 7.
+A resumed run continues its log. verl's own file logger would begin an empty one, so that the log of a run that was
+killed after step 7 and resumed would lack the steps up to 7.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 # The beginning of the names of those Ray resources that say which kind of accelerators a node has.
 ACCELERATOR = "accelerator_type:"
 
-# What a run without a checkpoint started from.
+# What a run without a checkpoint started from. It has no path.
 FROM_MODEL = Content()
 
 # The packages whose versions a run's record contains, as far as they are installed.
@@ -89,18 +89,24 @@ def open_log(log: Path, config: dict[str, Any]) -> tuple[BinaryIO, Rows]:
     return log.open("ab", buffering=0), rows
 
 
-def line_of(data: dict[str, Any], step: int, **more: Any) -> bytes:
-    """Return a step's line of a file log as verl's file logger writes it, with further entries and a newline.
+def format_line(data: dict[str, Any], step: int, *, fingerprints: dict[str, Any] | None, off: list[str]) -> bytes:
+    """Return a step's line of a file log: the entries that verl's own file logger writes, then the plugin's.
 
     Args:
-        data: the step's metrics.
-        step: its number.
-        more: further entries by name. An entry with an empty value is left out.
+        data: the step's metrics, by key.
+        step: the number of the step.
+        fingerprints: those of the step's rollout batch, which become the entry `batch`. None: there is no such entry.
+        off: the names of the observers that are switched off, which become the entry `off`. Empty: there is no such
+            entry.
+
+    Returns:
+        The line as JSON, with its newline.
     """
     line = {"step": step, "data": data}
-    for key, value in more.items():
-        if value:
-            line[key] = value
+    if fingerprints:
+        line["batch"] = fingerprints
+    if off:
+        line["off"] = off
     return orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
 
 
@@ -123,9 +129,18 @@ def kept_lines(path: Path, step: int) -> list[bytes]:
 
 
 def remove_later_traces(folder: Path, step: int) -> None:
-    """Remove the traces of all steps after a step. This run will write them again, or another run left them."""
+    """Remove the traces of the steps after the checkpoint, and all partial files, whatever their step.
+
+    A run must not show traces of steps that it has not trained. It trains the later steps anew, or never reaches them.
+    Nothing may be writing traces meanwhile.
+
+    Args:
+        folder: the run's folder of traces. It need not exist.
+        step: the step of the checkpoint from which the run is resumed. 0: the run starts from the beginning, and all
+            traces are removed.
+    """
     if folder.is_dir():
-        # Imports pyarrow, which takes long.
+        # Imported here, because this module imports pyarrow, which takes long.
         from verl_clipx.run.trace_format import remove_shards
 
         remove_partials(folder)
@@ -133,7 +148,7 @@ def remove_later_traces(folder: Path, step: int) -> None:
 
 
 def find_start(log: Path, config: dict[str, Any], has_steps: bool) -> Content:
-    """Return the checkpoint that a run began from; `FROM_MODEL`, which has no path, if it began from the model.
+    """Return the checkpoint that a run began from, or `FROM_MODEL` if it began from the base model.
 
     Args:
         log: the run's file log.
@@ -160,32 +175,38 @@ def find_start(log: Path, config: dict[str, Any], has_steps: bool) -> Content:
 
 
 def write_record(log: Path, config: dict[str, Any], start: Content = FROM_MODEL) -> None:
-    """Write a run's record beside its log, readable by its owner alone.
+    """Write the record of a run that starts now beside the run's log. Only the file's owner can read the record.
+
+    To what `record_of` derives from the configuration it adds the installed software, the accelerators, and hashes of
+    the models, data and code that the run reads. Hashing large files takes a while.
 
     Args:
         log: the run's file log.
         config: verl's whole configuration, nested, with its interpolations resolved.
-        start: the checkpoint that the run started from; `FROM_MODEL`, which has no path, if it began from the base
-            model.
+        start: the checkpoint that the run started from, or `FROM_MODEL`.
     """
-    record = record_of(config)
+    record = hash_contents(record_of(config))
+    versions = {}
+    for name in VERSIONED:
+        version = version_here(name)
+        if version:
+            versions[name] = version
     record = dataclasses.replace(
         record,
         started=time.strftime("%Y-%m-%d %H:%M %Z"),
         commit=commit_here(),
-        versions={name: version_here(name) for name in VERSIONED if version_here(name)},
+        versions=versions,
         start=start,
         files={key: hash_of_named(path) for key, path in further_files(flat(config)).items()},
         machines=dataclasses.replace(record.machines, accelerators=tuple(_accelerators())),
-        **hashed_contents(record),
     )
     save_record(log, record)
 
 
-def hashed_contents(record: RunRecord) -> dict[str, Content]:
-    """Return the fields of a record that say what its run reads, with the hash of each and the size of the model.
+def hash_contents(record: RunRecord) -> RunRecord:
+    """Return a record with the hashes of what its run reads, and with the size of the model.
 
-    Something that is not on this machine has no hash.
+    These are the fields model, critic, data, validation and reward. Something that is not on this machine has no hash.
     """
     hashes = {
         "model": hash_of_model(record.model.paths),
@@ -196,7 +217,7 @@ def hashed_contents(record: RunRecord) -> dict[str, Content]:
     }
     contents = {name: dataclasses.replace(getattr(record, name), hash=digest) for name, digest in hashes.items()}
     contents["model"] = dataclasses.replace(contents["model"], parameters=count_parameters(record.model.paths))
-    return contents
+    return dataclasses.replace(record, **contents)
 
 
 def save_record(log: Path, record: RunRecord) -> None:
