@@ -21,21 +21,18 @@ AGE = "clipx_age"
 
 
 def pad_rows(values: Tensor) -> Tensor:
-    """Return a response field, jagged or padded, as (sequences, response length): 0 where there is no token."""
+    """Return a response field as (sequences, response length).
+
+    A jagged field is padded with 0. A padded field is returned unchanged, whatever stands in its padding.
+    """
     return values.to_padded_tensor(0) if values.is_nested else values
 
 
-def places(data: Any, width: int, total: int) -> tuple[Tensor, Tensor]:
-    """Find the model's output for each response token in the flat output of all sequences.
+def sequence_lengths(data: Any) -> tuple[Tensor, Tensor]:
+    """Return the numbers of tokens of each sequence's prompt and of its response: int64, (sequences,) each.
 
     Args:
-        data: verl's. Prompts and responses are jagged, or padded with an attention mask.
-        width: the length of the longest response.
-        total: the length of all prompts and responses together.
-
-    Returns:
-        The index of each response token's output, int64, (sequences, width), any valid one where there is no token;
-        and where a response has a token, bool, (sequences, width).
+        data: verl's mini-batch or micro-batch. Prompts and responses are jagged, or padded with an attention mask.
     """
     prompts = data["prompts"]
     responses = data["responses"]
@@ -47,26 +44,57 @@ def places(data: Any, width: int, total: int) -> tuple[Tensor, Tensor]:
         prompt_width = prompts.shape[1]
         prompt_lengths = attention[:, :prompt_width].sum(1)
         response_lengths = attention[:, prompt_width:].sum(1)
+    return prompt_lengths, response_lengths
+
+
+def locate_response_outputs(data: Any, width: int, total: int) -> tuple[Tensor, Tensor]:
+    """Return where the output for each response token stands in the model's flat output.
+
+    The flat output has the sequences' prompts and responses one after another, without padding.
+
+    Args:
+        data: verl's mini-batch or micro-batch, as for `sequence_lengths`. Every prompt has a token.
+        width: the number of columns of the result: the response length to which other fields are padded.
+        total: the number of tokens of all prompts and responses together.
+
+    Returns:
+        indices: the index of each response token's output, int64, (sequences, width). Where a response has no token,
+            some index below `total`.
+        present: whether the response has a token in a column, bool, (sequences, width).
+    """
+    prompt_lengths, response_lengths = sequence_lengths(data)
     ends = (prompt_lengths + response_lengths).cumsum(0)
     # The output for a token stands one position to its left.
-    first_places = ends - response_lengths - 1
+    first_indices = ends - response_lengths - 1
     column = torch.arange(width, device=response_lengths.device)
-    place = (first_places[:, None] + column).clamp(max=total - 1)
+    indices = (first_indices[:, None] + column).clamp(max=total - 1)
     present = column < response_lengths[:, None]
-    return place, present
+    return indices, present
+
+
+def has_token(data: Any, width: int) -> Tensor:
+    """Return whether a response has a token in a column, bool, (sequences, width).
+
+    Args:
+        data: verl's mini-batch or micro-batch, as for `sequence_lengths`.
+        width: the number of columns.
+    """
+    _, response_lengths = sequence_lengths(data)
+    column = torch.arange(width, device=response_lengths.device)
+    return column < response_lengths[:, None]
 
 
 def response_part(output: Tensor, data: Any, width: int) -> Tensor:
     """Return the model's output for the response tokens, padded with 0 and detached, (sequences, width).
 
     Args:
-        output: the model's, jagged or flat.
-        data: verl's.
-        width: the length of the longest response.
+        output: the model's output, jagged or flat.
+        data: verl's mini-batch or micro-batch.
+        width: the number of columns of the result: the response length to which other fields are padded.
     """
     values = flat(output).detach()
-    place, present = places(data, width, values.shape[0])
-    return torch.where(present, values[place], 0)
+    indices, present = locate_response_outputs(data, width, values.shape[0])
+    return torch.where(present, values[indices], 0)
 
 
 def in_model_output(values: Tensor, data: Any, total: int) -> Tensor:
@@ -74,24 +102,24 @@ def in_model_output(values: Tensor, data: Any, total: int) -> Tensor:
 
     Args:
         values: (sequences, response length).
-        data: verl's.
-        total: the length of all prompts and responses together.
+        data: verl's mini-batch or micro-batch.
+        total: the number of tokens of all prompts and responses together.
 
     Returns:
         Of the dtype of the values, (total,).
     """
-    place, present = places(data, values.shape[1], total)
+    indices, present = locate_response_outputs(data, values.shape[1], total)
     inside = torch.where(present, values, 0)
-    return inside.new_zeros(total).scatter_add(0, place.flatten(), inside.flatten())
+    return inside.new_zeros(total).scatter_add(0, indices.flatten(), inside.flatten())
 
 
 def where_kept(kept: Tensor, output: Tensor, elsewhere: Tensor) -> Tensor:
-    """Return the model's output with other values where it is not kept, in its layout.
+    """Return the model's output, in its own layout, with the values of `elsewhere` for the tokens not in `kept`.
 
     Args:
         kept: bool, (total,).
-        output: the model's, jagged or flat.
-        elsewhere: the other values, (total,), of which those are taken that are not kept.
+        output: the model's output, jagged or flat.
+        elsewhere: a value for each token of the output, (total,).
     """
     values = torch.where(kept, flat(output), elsewhere)
     return as_output(values, output)
@@ -112,7 +140,8 @@ def flat(output: Tensor) -> Tensor:
 def with_leaf(model_output: Any) -> tuple[dict[str, Any], Tensor]:
     """Return the model's output without its graph, and its log-probabilities as a new leaf, (tokens,).
 
-    The leaf's values are those in the output that is returned, which depend on it.
+    The returned output is computed from the leaf, so that the gradient of what is computed from the output arrives
+    at the leaf.
     """
     output, leaves = with_leaves(model_output, ["log_probs"])
     return output, leaves["log_probs"]
@@ -121,7 +150,7 @@ def with_leaf(model_output: Any) -> tuple[dict[str, Any], Tensor]:
 def with_leaves(model_output: Any, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the model's output without its graph, and some of its values by name as new leaves, (tokens, ...).
 
-    The output that is returned depends on the leaves.
+    The returned output is computed from the leaves, as in `with_leaf`.
     """
     output = dict(model_output.items())
     for key, value in output.items():
@@ -150,7 +179,7 @@ def ages(data: Any, version: int) -> Tensor | None:
     weights of the last token, the first one's are taken to be the same.
 
     Args:
-        data: verl's.
+        data: verl's rollout batch.
         version: the version of the weights from which the training on the current rollout batch starts.
 
     Returns:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from verl_clipx.losses.modifiers.rejection import Rejection, parse_criteria
 from verl_clipx.run.sampling import Correction
-from verl_clipx.training.worker.layout import pad_rows, places
+from verl_clipx.training.worker.layout import has_token, pad_rows
 
 # What the order of a sum over a sequence may do to a log-ratio, in nats a token.
 ROUNDED = 1e-6
@@ -106,8 +106,7 @@ def has_mask_before_rejection(correction: Correction, data: Any) -> Tensor:
 def present_in(data: Any) -> Tensor:
     """Return where a response has a token, bool, (sequences, response length)."""
     width = pad_rows(data["response_mask"]).shape[1]
-    _, present = places(data, width, total=1)
-    return present
+    return has_token(data, width)
 
 
 def masks_in(data: Any) -> tuple[Tensor, Tensor]:
