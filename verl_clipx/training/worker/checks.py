@@ -13,34 +13,43 @@ logger = logging.getLogger(__name__)
 
 
 class Check(Enum):
-    """What the receipt checks. Each is counted once, however often it does not hold."""
+    """What the receipt checks. Each check that does not hold is counted once, however often it is made."""
 
     # The worker's settings and sources are those of the driver, and of the other ranks.
     SETTINGS = auto()
-    # The bounds follow from the statistics, and are those of the other ranks.
+    # The bounds are those that the method decides from the step's statistics, and those of the other ranks.
     DECISION = auto()
-    # An update trains the tokens of its pass.
+    # Each of Lopti's passes trains the group of tokens that is its turn, by the threshold of the settings.
     PASS = auto()
-    # Each row is the one that the worker got, and is trained as often as the others.
+    # Each row has the values that the worker got for it.
     ROWS = auto()
+    # Each row is trained as often as the others, and not again before them.
     TRAINED_ONCE = auto()
-    # Weights and rejection are those of verl's own code.
+    # The samples have the weights of verl's own code if the run announces weights, and otherwise none.
     WEIGHTS = auto()
+    # The rejected tokens are those that verl's own code rejects.
     REJECTION = auto()
+    # The old log-probabilities come from where the run announces: recomputed before the first update, or the rollout's.
     OLD_LOG_PROBS = auto()
-    # The gradient of the policy's term on copies, that of what verl's loss function adds to it, the gradient in the
-    # backward pass, and what the engine multiplies losses by.
+    # On copies of a micro-batch, the gradient of the policy's term is that of the announced loss.
     COPIES = auto()
+    # On copies of a micro-batch, verl's loss function adds to the policy's term no other than verl's own terms.
     BESIDES = auto()
+    # In the backward pass of each micro-batch, the gradient is that of the announced loss.
     BACKWARD = auto()
+    # The engine multiplies all losses by the same factor: within an update, on all ranks, and since the first update.
     FACTORS = auto()
-    # What the loss is divided by, and the tokens behind metrics, selection and bounds.
+    # The losses are divided by the size that the mini-batch has.
     SIZES = auto()
+    # The bounds and metrics are computed from as many tokens as were trained on.
     COUNTED = auto()
+    # The losses are divided by as many selected tokens as were selected.
     SELECTED = auto()
+    # The bounds are those of the tokens that were trained on.
     BOUNDS = auto()
-    # The number of updates, and whether anything was compared at all.
+    # The first rollout batch has as many updates as announced.
     UPDATES = auto()
+    # Some token was compared.
     COMPARED = auto()
 
 
@@ -48,8 +57,9 @@ class Checks:
     """Stops the run or warns if a check does not hold, and remembers which ones did not.
 
     Args:
-        asked: the run's clipx.receipt: auto, stop or warn.
-        tested: whether tests have run all of the run's options. If so, every check stops the run under `auto`.
+        asked: the run's clipx.receipt: "auto", "stop" or "warn".
+        tested: whether tests have run all of the run's options. If so, a check that does not hold stops the run under
+            "auto", unless `expect` is told otherwise.
     """
 
     def __init__(self, asked: str, *, tested: bool):
@@ -58,21 +68,23 @@ class Checks:
         self._failed: set[Check] = set()
 
     def expect(self, check: Check, holds: bool, failure: str, *, stops: bool | None = None) -> None:
-        """Stop the run or warn if a check does not hold.
+        """Note a check that does not hold, and stop the run or warn. A check that holds does nothing.
 
         Args:
-            check: the check, which is remembered as failed if it does not hold.
-            holds: whether it holds.
-            failure: what is wrong if it does not, for the message: a clause without a full stop.
-            stops: whether it stops the run under `auto`; None: if tests have run all of the run's options.
+            check: the check.
+            holds: whether the check holds.
+            failure: what is wrong if the check does not hold, as a clause without a full stop. The message begins with
+                it.
+            stops: whether a failure stops the run if `asked` is "auto"; None: it does if `tested`. A failure always
+                stops the run under "stop", and never under "warn".
 
         Raises:
-            RuntimeError: it does not hold, and that stops the run.
+            RuntimeError: the check does not hold, and that stops the run.
         """
         if holds:
             return
         self._failed.add(check)
-        message = f"receipt: {failure}: the run does not train what its line says"
+        message = f"receipt: {failure}: the run does not train what the line 'clipx: clipx_…' at its start announces"
         stops_under_auto = self._tested if stops is None else stops
         if self._asked == "stop" or (self._asked == "auto" and stops_under_auto):
             raise RuntimeError(f"{message}. To continue with only a warning, set {NODE}.receipt=warn.")

@@ -560,7 +560,7 @@ class Receipt(Observer):
     def _expect_gradient(
         self, check: Check, where: str, differences: list[float], announced: Announced, stops: bool | None = None
     ) -> None:
-        """Note whether the largest of the differences of gradients is within what the dtype resolves."""
+        """Expect the largest of the differences of gradients to be within what the dtype resolves; as `_expect`."""
         largest = max(differences, default=0.0)
         failure = (
             f"{where} the gradient differs by {largest:.1e} of a token's, more than {announced.resolved:g}, from that "
@@ -569,7 +569,7 @@ class Receipt(Observer):
         self._expect(check, largest <= announced.resolved, failure, stops=stops)
 
     def _expect(self, check: Check, holds: bool, failure: str, *, stops: bool | None = None) -> None:
-        """Note whether a check holds; see `Checks.expect`."""
+        """Note a check that does not hold, and stop the run or warn; see `Checks.expect`."""
         self.checks.expect(check, holds, failure, stops=stops)
 
 
