@@ -111,7 +111,7 @@ def train(actor: ActorConfig) -> list[dict[str, float]]:
             outputs = {"entropy": batch["entropy"], "reference": batch["log_prob"] - 0.1}
             loss, gradient, metrics = updates.train(loss_function(actor, step), batch, **outputs)
             if not is_observed:
-                state.end(step, rollout_batch.position)
+                state.end_step(step, rollout_batch.position)
             place = f"step {len(metrics_of_steps)}"
             assert loss.isfinite(), f"{place}: the loss is {loss}"
             assert gradient.isfinite().all(), f"{place}: the gradient is {gradient}"

@@ -74,7 +74,7 @@ class PlannedRun:
         step = plan_step(self.policy_loss, state, batch, data, extra_pass=extra_pass, all_reduce=all_reduce)
         if step.collected is not None:
             step.collected.append(step.statistics)
-        state.end(step, batch.position)
+        state.end_step(step, batch.position)
         self.steps.append(step)
 
     @property

@@ -56,7 +56,7 @@ class Run:
         if step.collected is not None:
             step.collected.append(self.statistics_of(data))
         step.gradient_norm = 1.0 if taken else math.nan
-        self.state.end(step, batch.position)
+        self.state.end_step(step, batch.position)
         return step
 
     def save(self):

@@ -96,8 +96,8 @@ def format_line(data: dict[str, Any], step: int, *, fingerprints: dict[str, Any]
         data: the step's metrics, by key.
         step: the number of the step.
         fingerprints: those of the step's rollout batch, which become the entry `batch`. None: there is no such entry.
-        off: the names of the observers that are switched off, which become the entry `off`. Empty: there is no such
-            entry.
+        off: what no longer observes the run, by the names in `Observers.off`. They become the entry `off`. Empty: there
+            is no such entry.
 
     Returns:
         The line as JSON, with its newline.

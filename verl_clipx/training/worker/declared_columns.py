@@ -1,8 +1,8 @@
 """Fetches the columns of a rollout batch that the plugin reads, where verl sends the worker only references to them.
 
-verl's NeoProto sends batches so, in the older trainer of development versions. A worker gets the columns that its entry
-point declares. verl's declaration lacks columns that the plugin reads, such as the prompts' uid, and a column that
-nobody declares is dropped without a word.
+Development versions of verl do this in their older trainer, by a protocol named NeoProto. A worker gets the columns
+that its entry point declares. verl's declaration lacks columns that the plugin reads, such as the prompts' uid, and a
+column that nobody declares is dropped without a word.
 """
 
 import dataclasses
@@ -26,7 +26,8 @@ def compute_with_columns(data: Any, compute: Callable[[Any], Any]) -> Any:
         compute: called with the batch after its columns were fetched.
 
     Raises:
-        RuntimeError: verl would drop a column that the batch has and the plugin reads, or it has no such declaration.
+        RuntimeError: verl would drop a column that the batch has and the plugin reads, or verl has no declaration that
+            the plugin can extend (`make_declaration`).
     """
     prepare = getattr(data, "prepare_engine_batch", None)
     if prepare is None:

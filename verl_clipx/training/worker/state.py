@@ -29,7 +29,7 @@ class WaitingStatistics(NamedTuple):
     """Statistics of the latest taken step that are not yet summed over the ranks.
 
     Args:
-        position: the update's, within its rollout batch.
+        position: the name of the update within its rollout batch, as `RolloutBatch.position` returns it.
         of_this_rank: this rank's part of the statistics, float64.
     """
 
@@ -45,8 +45,8 @@ class ControllerState:
         step: the number of optimizer steps that were taken; skipped steps do not count.
         statistics: under `scope=lagged`, from an update's position within its rollout batch to the statistics of the
             latest step taken there, summed over the ranks, float64.
-        waiting: the latest taken step's statistics, until the next step's all-reduce sums them; None if none wait. They
-            are not saved.
+        waiting: the latest taken step's statistics, until the next step or the next checkpoint sums them over the
+            ranks; None if none wait. The sum is saved in a checkpoint, and what waits is not.
     """
 
     step: int = 0
@@ -70,16 +70,19 @@ class ControllerState:
         self.statistics[self.waiting.position] = statistics
         self.waiting = None
 
-    def end(self, step: OptimizerStep, position: str) -> None:
-        """End a step. If the optimizer took it, the statistics that it collected wait for the next step's all-reduce.
+    def end_step(self, step: OptimizerStep, position: str) -> None:
+        """Count a step that the optimizer took, and keep its statistics until they are summed over the ranks.
+
+        A skipped step changes nothing.
 
         Args:
             step: the step, with the statistics of each of this rank's micro-batches.
-            position: the update's, within its rollout batch.
+            position: the name of the update within its rollout batch, as `RolloutBatch.position` returns it.
         """
         if not step.taken:
             return
         self.step += 1
+        # None unless the scope is lagged, and empty if this rank computed no loss.
         if step.collected:
             self.waiting = WaitingStatistics(position, of_this_rank=sum(step.collected))
 

@@ -113,8 +113,10 @@ def trace_method(applied: AppliedMethod, row_indices: list[int]) -> dict[str, Te
         columns["rejected"] = whole_rows.mask & ~rows.mask
         trace_of_whole = token_trace(method, apply(method, shaping, whole_rows, applied.decision), factor)
         # Tokens in the mask keep their trace. Rejected ones get the trace that they would have had.
-        pairs = zip(trace, trace_of_whole, strict=True)
-        trace = TokenTrace(*[torch.where(rows.mask, values, values_of_whole) for values, values_of_whole in pairs])
+        fields = {}
+        for name, values_of_whole in trace_of_whole._asdict().items():
+            fields[name] = torch.where(rows.mask, getattr(trace, name), values_of_whole)
+        trace = TokenTrace(**fields)
     return {**trace._asdict(), **columns}
 
 
@@ -152,8 +154,8 @@ class Tracer(Observer):
         ranks: how many data-parallel ranks there are.
         tokenizer: the model's, which turns tokens into text; None: as for `TokenTexts`.
         batches_a_step: how many rollout batches verl logs as one step.
-        batch_count: how many rollout batches the whole run has; None if unknown. Then nothing waits at the end of the
-            run until the traces are written.
+        batch_count: how many rollout batches the whole run has; None if unknown. If it is unknown, the worker does not
+            wait for the traces at the end of the run, and the last ones may be lost.
         observers: as for `TraceWriter`.
 
     Raises:
@@ -192,9 +194,15 @@ class Tracer(Observer):
         self._has_removed_old_shards = False
 
     def begin_rollout_batch(self, data: Any, batch: RolloutBatch) -> None:
-        """Choose the traced rows of a step that is traced, and write each row's response number into the field ROW.
+        """Choose the traced rows of a rollout batch, and add the field ROW with each row's response number to its data.
 
-        The first call removes the run's older files of its step and of later ones.
+        If the step of the rollout batch is not traced, nothing is added. The first call also has the writer remove this
+        rank's share of the files of this step and of later ones, which an earlier start of the run may have left. The
+        trainer's process removes only files beside a file log that the plugin keeps.
+
+        Args:
+            data: verl's rollout batch.
+            batch: which of the run's rollout batches it is.
         """
         self._step = batch.number // self.batches_a_step + 1
         if not self._has_removed_old_shards:
@@ -203,11 +211,12 @@ class Tracer(Observer):
         # An update that ended in an exception may have left parts. They are dropped.
         self._parts = []
         self._micro_batch = 0
+        # Updates are numbered through all rollout batches of a step, because a file is named by step and update.
         is_first_of_step = batch.number % self.batches_a_step == 0
         if is_first_of_step:
             self._update = 0
         if self.trace.includes(self._step):
-            # Step 1 trains from version 0 of the weights.
+            # Each step makes one version of the weights, and step 1 trains from version 0.
             self._responses, response_numbers = collect_responses(
                 data, self.trace, self.rank, self.ranks, version=self._step - 1
             )

@@ -248,7 +248,7 @@ class ClipxTraining:
             self.skipped_updates.end_update(step, batch, data)
         finally:
             self.step = None
-        self.state.end(step, batch.position)
+        self.state.end_step(step, batch.position)
         batch.update += 1
         return output
 
