@@ -66,9 +66,9 @@ def test_the_installed_verl_has_every_name_and_so_has_a_copy_of_these_files(copy
 @pytest.mark.parametrize(
     "requirement", REQUIREMENTS, ids=lambda requirement: f"{requirement.module}.{requirement.name}"
 )
-def test_a_name_or_module_that_is_gone_is_named(copy_of_verl, requirement):
+def test_the_report_names_a_name_or_module_that_is_gone(copy_of_verl, requirement):
     last_part = requirement.name.rpartition(".")[2]
-    file = rename_in_copy(copy_of_verl, requirement.module, last_part, f"{last_part}_of_before")
+    file = rename_in_copy(copy_of_verl, requirement.module, last_part, f"other_{last_part}")
     submodule = copy_of_verl.joinpath(*requirement.module.split(".")[1:], f"{requirement.name}.py")
     submodule.unlink(missing_ok=True)
     assert change_of(requirement, copy_of_verl) == f"{requirement.module}.{requirement.name} is not there"
@@ -82,12 +82,12 @@ def test_a_name_or_module_that_is_gone_is_named(copy_of_verl, requirement):
     [(requirement, parameter) for requirement in REQUIREMENTS for parameter in requirement.parameters],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
-def test_a_parameter_with_another_name_is_named(copy_of_verl, requirement, parameter):
-    rename_in_copy(copy_of_verl, requirement.module, parameter, f"{parameter}_of_now")
-    clause = change_of(requirement, copy_of_verl)
-    # Where the parameter has the name of its function's module or of the function, this is gone too.
-    assert clause.startswith(f"{requirement.module}.{requirement.name} ")
-    assert f"{parameter}_of_now" in clause
+def test_the_report_names_a_function_whose_parameter_was_renamed_and_the_new_name(copy_of_verl, requirement, parameter):
+    renamed = f"other_{parameter}"
+    rename_in_copy(copy_of_verl, requirement.module, parameter, renamed)
+    change = change_of(requirement, copy_of_verl)
+    assert change.startswith(f"{requirement.module}.{requirement.name} takes (")
+    assert_names(change, renamed)
 
 
 def test_every_module_that_is_hooked_has_a_row():
@@ -186,8 +186,8 @@ def test_what_a_signature_must_have_depends_on_who_calls_whom(tmp_path, source, 
 def test_a_name_that_is_no_function_any_more_is_said_to_be_none(tmp_path):
     (tmp_path / "module.py").write_text("f = partial(g, data=1)\n")
     verl_contract.source_of.cache_clear()
-    clause = change_of(Requirement("verl.module", "f", Use.CALLED, ("data",)), tmp_path)
-    assert_names(clause, "verl.module.f", "not a function")
+    change = change_of(Requirement("verl.module", "f", Use.CALLED, ("data",)), tmp_path)
+    assert_names(change, "verl.module.f", "not a function")
 
 
 def test_a_missing_module_is_named_once(monkeypatch, tmp_path):

@@ -46,22 +46,33 @@ def write_verl(folder: Path, version: str) -> Path:
     return package
 
 
-def replace_in(package: Path, module: str, old: str, new: str) -> None:
-    """Replace a text in a module of a verl whose folders are links to the installed one's."""
-    path = Path(*module.split("/"))
+def replace_in_file(package: Path, path: str, old: str, new: str) -> None:
+    """Replace a text in a file of a verl that `write_verl` made, and leave the installed verl as it is.
+
+    The folders on the way to the file are links into the installed verl. Each becomes a folder of its own, whose
+    entries are links. Without __pycache__: Python would write the changed file's bytecode into the installed verl.
+
+    Args:
+        package: the folder of the package.
+        path: the file, relative to the package.
+        old, new: the text, which the file must have, and what stands in its place.
+    """
+    file = package / path
     folder = package
-    for part in path.parent.parts:
+    for part in Path(path).parent.parts:
         folder = folder / part
         if folder.is_symlink():
             target = folder.readlink()
             folder.unlink()
             folder.mkdir()
             for entry in target.iterdir():
-                (folder / entry.name).symlink_to(entry)
-    text = (VERL / path).read_text()
-    assert text.count(old) >= 1
-    (package / path).unlink()
-    (package / path).write_text(text.replace(old, new))
+                if entry.name != "__pycache__":
+                    (folder / entry.name).symlink_to(entry)
+    text = file.read_text()
+    assert old in text
+    # Unlinked first: writing to a link would write to the installed file.
+    file.unlink()
+    file.write_text(text.replace(old, new))
 
 
 @pytest.mark.slow
@@ -83,7 +94,7 @@ def test_a_development_version_with_every_name_is_extended_in_silence(run_fresh,
 def test_a_development_version_that_has_changed_a_name_is_left_alone_until_the_plugin_is_asked_for(run_fresh, tmp_path):
     package = write_verl(tmp_path, DEVELOPMENT_VERSION)
     header = "def train_mini_batch(self, {}"
-    replace_in(package, "workers/engine_workers.py", header.format("data"), header.format("batch"))
+    replace_in_file(package, "workers/engine_workers.py", header.format("data"), header.format("batch"))
     plain = run_fresh(PROGRAM.format(overrides=()), tmp_path)
     assert plain.returncode == 0
     assert "\nactor_rollout_ref:" in plain.stdout
