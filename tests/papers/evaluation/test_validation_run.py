@@ -6,6 +6,7 @@ The configuration is read again as the launched process reads it. Not covered: t
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import pandas
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
@@ -47,6 +48,8 @@ CHANGED_ARGUMENTS = {
         "prompts": PromptFormat(JINJA, 11, [7, 256]),
     },
 }
+# validation_runs.yaml has it too, as actor_rollout_ref.rollout.seed.
+SEED = 5
 EXPECTED = yaml.safe_load(Path(__file__).with_name("validation_runs.yaml").read_text())
 MESSAGES = [{"role": "user", "content": "2 3 = 5"}]
 
@@ -86,18 +89,24 @@ def make_run(base, inputs):
     return make
 
 
-def read_config(run: ValidationRun, folder, questions=(1, 3)):
-    """Return the configuration that the launched process composes."""
+def write_and_compose(run: ValidationRun, folder: Path, rows: Sequence[int] = (1, 3)) -> DictConfig:
+    """Write a run's files into a folder, and return the configuration that verl's main would compose from them.
+
+    Args:
+        run: the run.
+        folder: the folder, which is made.
+        rows: the rows of the benchmark whose questions are asked.
+    """
     folder.mkdir(exist_ok=True)
-    run.write(folder, 5, [*questions])
+    run.write(folder, SEED, list(rows))
     with initialize_config_dir(str(folder), version_base=None):
-        return compose("run")
+        return compose(Path(validation_run.CONFIG).stem)
 
 
 @pytest.mark.parametrize("name", CHANGED_ARGUMENTS)
 def test_it_only_validates_and_its_values_reach_verl_as_they_are(make_run, tmp_path, name):
     folder = tmp_path / "chunk ${x} 'a'"
-    config = read_config(make_run(**CHANGED_ARGUMENTS[name]), folder)
+    config = write_and_compose(make_run(**CHANGED_ARGUMENTS[name]), folder)
     for key, value in {**EXPECTED["every run"], **EXPECTED[name]}.items():
         if value == "{folder}":
             value = str(folder)
@@ -107,7 +116,7 @@ def test_it_only_validates_and_its_values_reach_verl_as_they_are(make_run, tmp_p
 
 
 def test_verl_loads_the_evaluations_agent_loop(make_run, tmp_path):
-    config = read_config(make_run(), tmp_path / "chunk")
+    config = write_and_compose(make_run(), tmp_path / "chunk")
     (loop,) = OmegaConf.load(config.actor_rollout_ref.rollout.agent.agent_loop_config_path)
     assert loop.name == AGENT_LOOP
     assert list(loop.stop_token_ids) == [7, 256]
@@ -117,7 +126,7 @@ def test_verl_loads_the_evaluations_agent_loop(make_run, tmp_path):
 def test_verl_reads_the_questions_of_the_chunk(make_run, tmp_path):
     folder = tmp_path / "chunk ${x} 'a'"
     run = make_run()
-    config = read_config(run, folder, questions=(1, 3))
+    config = write_and_compose(run, folder, rows=(1, 3))
     assert config.data.val_files == str(folder / "questions.parquet")
     rows = pandas.read_parquet(config.data.val_files)
     assert [extra["index"] for extra in rows["extra_info"]] == [1, 3]
@@ -130,7 +139,7 @@ def test_verl_accepts_the_configuration(make_run, tmp_path, monkeypatch):
 
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     # Two ranks, and one question a chunk: verl checks that a training's batches could be divided among them.
-    config = read_config(make_run(), tmp_path / "chunk", [1])
+    config = write_and_compose(make_run(), tmp_path / "chunk", rows=[1])
     validate_config(config=config, use_reference_policy=False, use_critic=False)
 
 
@@ -196,12 +205,12 @@ def test_a_folder_appears_when_its_responses_are_complete(make_run, tmp_path, mo
 
     monkeypatch.setattr(validation_run, "_launch", answer_all_but_one)
     with pytest.raises(ValueError, match="5 responses, not exactly 3 to each of 2 questions"):
-        make_run().run(folder.parent, 5, [1, 3])
+        make_run().run(folder.parent, SEED, [1, 3])
     assert not folder.exists()
     # What a killed run left does not count.
     write_rows(folder.with_name("unfinished") / "7.jsonl", [])
     monkeypatch.setattr(validation_run, "_launch", answer_as_verl)
-    make_run().run(folder.parent, 5, [1, 3])
+    make_run().run(folder.parent, SEED, [1, 3])
     assert sorted(path.name for path in folder.glob("*.jsonl")) == ["0.jsonl"]
     assert [path.name for path in folder.parent.iterdir()] == ["000001"]
 
@@ -212,7 +221,7 @@ def test_a_run_that_fails_shows_the_end_of_its_log(make_run, tmp_path, monkeypat
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     with pytest.raises(RuntimeError) as raised:
-        make_run().run(tmp_path / "seed", 5, [1, 3])
+        make_run().run(tmp_path / "seed", SEED, [1, 3])
     unfinished = tmp_path / "seed" / "unfinished"
     command = f"cpu -m verl.trainer.main_ppo --config-path {unfinished} --config-name run"
     for text in ("exit code 3", str(unfinished / "run.log"), command, "out of memory"):
