@@ -109,14 +109,23 @@ def test_pages_say_what_the_files_say(tables):
     }
 
 
-def test_every_option_has_a_test_on_cpus_that_exists():
-    options_on_cpus = support.options_of(support.read_records(support.RESULTS)[0])
-    tests = {option["test"] for option in options_on_cpus.values() if option["outcome"] == "passed"}
+@pytest.fixture
+def options_on_cpus():
+    """The options of the CPUs' record by name, each with its outcome and, if it was run, its test."""
+    return support.options_of(read_json(support.RESULTS / "cpu" / "tests.json"))
+
+
+def test_the_test_of_every_option_that_passed_on_cpus_exists(options_on_cpus):
+    tests = [option["test"] for option in options_on_cpus.values() if option["outcome"] == "passed"]
+    assert tests
     assert [test for test in tests if not (REPOSITORY / test).exists()] == []
-    names = {*support.OPTIONS}
+
+
+def test_the_cpus_record_says_of_every_option_that_a_run_may_have_whether_it_ran(options_on_cpus):
+    options = set(support.OPTIONS)
     for name_by_value in support.NAMED.values():
-        names |= {*name_by_value.values()}
-    assert names - {*options_on_cpus} == set()
+        options.update(name_by_value.values())
+    assert options - options_on_cpus.keys() == set()
 
 
 def test_a_cards_file_is_all_that_the_tables_need(card, tables):
