@@ -19,6 +19,7 @@ import pytest
 
 from tests.analysis.runs.commands import clipx
 from tests.analysis.runs.example_runs import write_log, write_run
+from tests.messages import assert_names
 from tests.papers.evaluation.tiny import save_questions, write_evaluation
 
 LOG = "run/metrics.jsonl"
@@ -232,6 +233,7 @@ def test_a_log_cut_in_its_last_line_is_read_with_a_warning(run, tmp_path):
     assert {row["step"] for row in rows} == {"1", "2"}
 
 
+# What a line of the log says of its rollout batch under `batch`: the fingerprints, and how many rows there are.
 SOUND_BATCH = {
     **{"prompts": "1a", "responses": "2b", "rows": "3c", "updates": ["3c"], "versions": [0, 0]},
     **{"groups": 1, "sequences": 2, "tokens": 3, "distinct": 2},
@@ -240,28 +242,37 @@ SOUND_BATCH = {
 READERS = ("diagnose {}", "report {} --out {}/page", "replay {} +clipx=grpo", "certify {} vs {}", "recompute {} {}")
 
 
+def replace_batches(run: Path, batch) -> None:
+    """Replace what each line of a run's log says under `batch`."""
+    log = run / "metrics.jsonl"
+    lines = [json.dumps(json.loads(line) | {"batch": batch}) for line in log.read_text().splitlines()]
+    log.write_text("\n".join(lines) + "\n")
+
+
+def read_by(command: str, run: Path) -> str:
+    """Return what a command of `READERS` prints about a run that it refuses with exit code 1."""
+    return clipx(*[word.replace("{}", str(run)) for word in command.split()], code=1)
+
+
 @pytest.mark.parametrize("command", READERS)
 @pytest.mark.parametrize(
     "damage",
     [{"rows": None}, {"prompts": ["1a"]}, {"sequences": "many"}, {"updates": "3c"}, {"versions": 3}, {"rows": "xyz"}],
     ids=str,
 )
-def test_damaged_fingerprints_are_one_error_with_their_file(run, command, damage):
-    log = run / "metrics.jsonl"
-    lines = [json.loads(line) | {"batch": SOUND_BATCH | damage} for line in log.read_text().splitlines()]
-    log.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    output = clipx(*command.replace("{}", str(run)).split(), code=1)
-    assert "metrics.jsonl" in output and next(iter(damage)) in output
+def test_a_wrong_value_in_a_batch_is_an_error_that_names_its_file_and_key(run, command, damage):
+    replace_batches(run, SOUND_BATCH | damage)
+    output = read_by(command, run)
+    (key,) = damage
+    assert_names(output, "metrics.jsonl", key)
 
 
 @pytest.mark.parametrize("command", READERS)
-@pytest.mark.parametrize("whole_batch", [None, [], "text", 3], ids=str)
-def test_fingerprints_that_are_no_object_are_one_error_with_their_file(run, command, whole_batch):
-    log = run / "metrics.jsonl"
-    lines = [json.loads(line) | {"batch": whole_batch} for line in log.read_text().splitlines()]
-    log.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    output = clipx(*command.replace("{}", str(run)).split(), code=1)
-    assert "metrics.jsonl" in output and f"`batch` is {whole_batch!r} and no object" in output
+@pytest.mark.parametrize("not_an_object", [None, [], "text", 3], ids=str)
+def test_a_batch_that_is_no_json_object_is_an_error_that_names_its_file_and_the_value(run, command, not_an_object):
+    replace_batches(run, not_an_object)
+    output = read_by(command, run)
+    assert_names(output, "metrics.jsonl", "`batch`", repr(not_an_object), "object")
 
 
 KEPT_RUNS = Path("docs/results/runs/reversal")
