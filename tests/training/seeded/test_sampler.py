@@ -44,19 +44,24 @@ def test_a_row_of_another_agent_loop_is_refused():
 
 @pytest.fixture
 def make_buffer(monkeypatch):
-    """Replaces verl's waiting and TransferQueue by rows that have arrived, key to extra fields."""
+    """Returns a function that makes a replay buffer at which certain rows have arrived.
+
+    The function takes the extra fields of each row by the row's key. It replaces verl's waiting and TransferQueue.
+    """
 
     def make(rows: dict[str, dict]) -> SeededReplayBuffer:
-        def wait(self, global_steps, partition_id, batch_size):
-            tags = [{"seq_len": key} for key in rows]
+        def return_all_rows(self, global_steps, partition_id, batch_size):
+            # Each tag says which row it is of.
+            tags = [{"row": key} for key in rows]
             return KVBatchMeta(partition_id=partition_id, keys=list(rows), tags=tags), {"metric": 1.0}
 
-        def read(keys, partition_id, select_fields):
+        def get_extra_fields(keys, partition_id, select_fields):
             assert (partition_id, select_fields) == ("train", ["extra_fields"])
             return {"extra_fields": [SimpleNamespace(data=rows[key]) for key in keys]}
 
-        monkeypatch.setattr(ReplayBuffer, "sample", wait)
-        monkeypatch.setattr(seeded_sampler.tq, "kv_batch_get", read)
+        monkeypatch.setattr(ReplayBuffer, "sample", return_all_rows)
+        monkeypatch.setattr(seeded_sampler.tq, "kv_batch_get", get_extra_fields)
+        # Without __init__, which needs a configuration and which these tests do not need.
         return object.__new__(SeededReplayBuffer)
 
     return make
@@ -66,7 +71,7 @@ def test_tags_follow_their_rows_and_metrics_stay(make_buffer):
     buffer = make_buffer({"a_1_0": fields_of(2, 8), "b_0_0": fields_of(1, 7), "a_0_0": fields_of(2, 9)})
     batch, metrics = buffer.sample(global_steps=1, partition_id="train", batch_size=2)
     assert batch.keys == ["b_0_0", "a_0_0", "a_1_0"]
-    assert [tag["seq_len"] for tag in batch.tags] == batch.keys
+    assert [tag["row"] for tag in batch.tags] == batch.keys
     assert metrics == {"metric": 1.0}
     # A batch in which every sample failed passes.
     batch, _ = make_buffer({}).sample(global_steps=1, partition_id="val", batch_size=2)
