@@ -95,6 +95,8 @@ def test_a_development_version_that_has_changed_a_name_is_left_alone_until_the_p
     package = write_verl(tmp_path, DEVELOPMENT_VERSION)
     header = "def train_mini_batch(self, {}"
     replace_in_file(package, "workers/engine_workers.py", header.format("data"), header.format("batch"))
+    # Otherwise Python would write the changed file's bytecode into the installed verl.
+    assert not (package / "workers" / "__pycache__").is_symlink()
     plain = run_fresh(PROGRAM.format(overrides=()), tmp_path)
     assert plain.returncode == 0
     assert "\nactor_rollout_ref:" in plain.stdout
