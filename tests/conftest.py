@@ -1,6 +1,6 @@
 """What every test begins with: property tests draw the same examples in every run, unless --hypothesis-profile=random
-asks for new ones; torch has one thread, signals are not ignored, YAML is parsed once, configurations are copied by
-pickle and composed once, the garbage collector leaves modules alone.
+asks for new ones; torch has one thread unless OMP_NUM_THREADS is set, signals are not ignored, YAML is parsed once,
+configurations are copied by pickle and composed once, the garbage collector leaves modules alone.
 """
 
 import functools
@@ -94,8 +94,11 @@ def folder_without_plugin(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def one_thread():
-    """One thread for torch: a second one makes small tensors slower, and much slower on a busy machine."""
+def limit_torch_to_one_thread():
+    """Gives torch one thread also where OMP_NUM_THREADS is set to more, which small tensors make slower, not faster.
+
+    Afterwards the number of threads is the one before, whatever the code under test has set.
+    """
     import torch
 
     before = torch.get_num_threads()

@@ -48,7 +48,7 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, one_thread):
+def folder(tmp_path, monkeypatch, limit_torch_to_one_thread):
     """A working folder for one page, with what its commands change in this process put back afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -131,7 +131,7 @@ def run(command: Command) -> str:
     """Runs a command that is no launch, which is left to `check`, and returns what it prints; Wrong if it fails."""
     program, *words = command.words
     if program == "clipx" and words[1:5] == ["--", "python3", "-m", MAIN_PPO]:
-        # Of a command of verl's in this process, because a new one takes ten seconds to import verl.
+        # A command of verl's runs in this process, because a new one takes ten seconds to import verl.
         answer = explained(Path(), *words[5:])
         if answer["stops"]:
             raise Wrong("; ".join(answer["stops"]))

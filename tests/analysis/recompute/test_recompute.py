@@ -27,7 +27,7 @@ from verl_clipx.run.trace_format import Shard, write_shard
 from verl_clipx.training.cpu.rollout.generator import Generator, Request
 from verl_clipx.training.cpu.rollout.parameters import SamplingParameters
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("limit_torch_to_one_thread")
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12], [16, 17], [18, 19, 20]]
 # No two of these begin alike.

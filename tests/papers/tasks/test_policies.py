@@ -24,7 +24,7 @@ from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig
 from verl_clipx.papers.tasks.tiny_policy.sampling import mean_scores
 from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("limit_torch_to_one_thread")
 
 # What is printed of two steps on the held-out problems: they reach next to nothing.
 HELD_OUT_SCORES = {

@@ -13,7 +13,7 @@ from verl_clipx.papers.tasks.tiny_policy.sampling import sample_responses
 from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
 from verl_clipx.papers.tasks.tiny_policy.warm_start import Example, WarmStartConfig, encode, warm_start
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("limit_torch_to_one_thread")
 
 SMALL = ModelConfig(hidden_size=64, intermediate_size=64, num_layers=1, max_length=32)
 CONFIG = WarmStartConfig(steps=3, batch_size=4, model=SMALL)

@@ -10,7 +10,7 @@ from verl_clipx.training.cpu.rollout import cache as kv
 from verl_clipx.training.cpu.rollout.generator import Generator, Request
 from verl_clipx.training.cpu.rollout.parameters import SamplingParameters
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("limit_torch_to_one_thread")
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17], [18, 19, 20, 21]]
 

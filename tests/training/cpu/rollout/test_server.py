@@ -13,7 +13,7 @@ from tests.training.cpu.policy import END, random_policy, save_checkpoint
 from verl_clipx.training.cpu.rollout.server import CPUServer, check_rollout_config, end_token_ids
 from verl_clipx.training.cpu.rollout.weights import pack_weights
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("limit_torch_to_one_thread")
 
 PROMPT = [5, 6, 7]
 ENDLESS = {"ignore_eos": True, "max_tokens": 100}
