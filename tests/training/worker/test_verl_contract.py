@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import verl
+from omegaconf import OmegaConf
 from packaging.version import Version
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
@@ -36,7 +37,7 @@ from verl.workers.utils import losses
 from tests.training.cpu.policy import random_policy
 from verl_clipx.analysis.recompute.checkpoints import load_model
 from verl_clipx.common.verl_version import unsuitable_verl
-from verl_clipx.run.keys import row_of
+from verl_clipx.run.keys import MINI_BATCHES_AT_ONCE, ROLLOUT_NODES, STEPS_A_VERSION, row_of
 
 LOSS_KEYS = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "verl_loss_keys.py"))
 # By verl's version, the keys that its losses read, as they were written down.
@@ -140,25 +141,40 @@ def test_the_keys_by_which_a_run_s_trainer_is_recognised_are_where_they_were(com
     assert "enable_switch" not in v1.separate_async
 
 
+def test_the_older_trainer_is_still_there():
+    assert find_spec("verl.trainer.main_ppo_v0") is not None
+
+
+def find_missing_keys(file: Path, keys: tuple[str, ...]) -> list[str]:
+    """Return the dotted keys, of some, to which a YAML file of verl's gives no value."""
+    config = OmegaConf.load(file)
+    return [key for key in keys if OmegaConf.select(config, key) is None]
+
+
+# verl_clipx/run/trainer.py recognises an experimental trainer by these keys; schedule.py reads fully_async's values.
 @pytest.mark.parametrize(
     ("module", "keys"),
     [
-        ("verl.trainer.main_ppo_v0", ()),
-        ("verl.experimental.one_step_off_policy.main_ppo", ("rollout:",)),
-        (
-            "verl.experimental.fully_async_policy.fully_async_main",
-            ("async_training:", "require_batches:", "trigger_parameter_sync_step:"),
-        ),
+        ("verl.experimental.one_step_off_policy.main_ppo", (ROLLOUT_NODES,)),
+        ("verl.experimental.fully_async_policy.fully_async_main", (MINI_BATCHES_AT_ONCE, STEPS_A_VERSION)),
     ],
 )
-def test_the_older_and_the_experimental_trainers_are_still_there(module, keys):
+def test_an_experimental_trainer_is_still_there_and_each_of_its_configurations_has_its_keys(module, keys):
     spec = find_spec(module)
     assert spec is not None
-    folder = Path(spec.origin).parent / "config"
-    settings = "".join(file.read_text() for file in folder.glob("*.yaml")) if keys else ""
-    assert [key for key in keys if key not in settings] == []
-    # The driver's hook, by which a run starts; v0 is started by main_ppo, which calls it.
-    assert module.endswith("_v0") or "auto_set_device(config)" in Path(spec.origin).read_text()
+    main = Path(spec.origin)
+    files = list((main.parent / "config").glob("*.yaml"))
+    assert files
+    for file in files:
+        assert find_missing_keys(file, keys) == [], file.name
+    # The plugin starts where a driver calls auto_set_device.
+    assert "auto_set_device(config)" in main.read_text()
+
+
+def test_a_key_that_stands_in_another_node_or_a_comment_is_missing(tmp_path):
+    file = tmp_path / "trainer.yaml"
+    file.write_text("# rollout: nnodes: 1\nactor_rollout_ref:\n  rollout:\n    nnodes: 1\n")
+    assert find_missing_keys(file, (ROLLOUT_NODES,)) == [ROLLOUT_NODES]
 
 
 def test_only_distillation_chooses_another_loss_function_for_the_actor():
