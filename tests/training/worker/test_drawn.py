@@ -55,7 +55,8 @@ CONFIGURATIONS = 500
 # Those of every run of the tests; the others are for a release.
 FIRST_CONFIGURATIONS = 60
 
-# From a group to the loss of verl's that it is, and the values that verl's keys need for that if they are not drawn.
+# From a group to verl's own loss that is the same: its loss_mode, and the values, by key below the actor, that verl's
+# keys need for that unless they are drawn.
 LOSSES_OF_VERL = {
     "grpo": ("vanilla", {}),
     "dapo": ("vanilla", {"clip_ratio_high": 0.28}),
@@ -344,13 +345,18 @@ def compose_for_verl(drawn: DrawnRun):
     return compose_run((), values)
 
 
-def values_for_verl(drawn: DrawnRun):
-    """The drawn values and those of verl's own loss, with the keys where verl reads them."""
-    loss_mode, keys = LOSSES_OF_VERL[drawn.group]
-    values = {f"{ACTOR}.{key}": value for key, value in keys.items()}
+def values_for_verl(drawn: DrawnRun) -> dict[str, Any]:
+    """Return the values by key with which verl's own loss is the drawn one.
+
+    A drawn value is taken before that of `LOSSES_OF_VERL`, unless it is null: what a null bound is for verl's loss,
+    `bounds_for_verl` says, and verl's dro stops without a dro_beta.
+    """
+    loss_mode, needed_values = LOSSES_OF_VERL[drawn.group]
+    values = {f"{ACTOR}.{key}": value for key, value in needed_values.items()}
     values[f"{POLICY_LOSS}.loss_mode"] = loss_mode
     for key, value in drawn.values.items():
         name = key.removeprefix(f"{POLICY_LOSS}.")
+        # `policy_loss` has SAPO's temperatures too, but verl's loss reads the actor's.
         if name in NOT_IN_VERL:
             values[f"{ACTOR}.{name}"] = value
         elif value is not None or key not in values:
