@@ -24,13 +24,18 @@ from verl_clipx.training.worker.step import RolloutBatch
 RANKS = 3
 
 
-class Run:
-    """A run of two updates a rollout batch, whose other ranks hold the same rows, and whose extra pass finds them."""
+class RunOfTwoUpdates:
+    """A training run with two updates on a rollout batch, on RANKS ranks that all hold the same rows.
 
-    def __init__(self, method, **parameters):
-        self.settings = build(method, **parameters)
+    It counts its extra passes in `passes` and its all-reduces in `reductions`.
+    """
+
+    def __init__(self, method: str, **settings):
+        self.settings = build(method, **settings)
+        # Two prompts in mini-batches of one make two updates.
         values = {TRAINER_MODE: "sync", ROLLOUT_PROMPTS: 2, MINI_BATCH: 1}
         record = RunRecord(schedule=schedule_of(values, self.settings))
+        # What `plan_step` reads of verl's PolicyLossConfig.
         self.policy_loss = SimpleNamespace(clipx=self.settings, run=Handover(record))
         self.state = ControllerState()
         self.reductions = 0
@@ -41,7 +46,12 @@ class Run:
         return vector * RANKS
 
     def statistics_of(self, data):
-        inputs = Inputs(*(data[key] for key in ("log_prob", "old_log_probs", "advantages", "response_mask")))
+        inputs = Inputs(
+            log_prob=data["log_prob"],
+            old_log_prob=data["old_log_probs"],
+            advantages=data["advantages"],
+            mask=data["response_mask"],
+        )
         return token_statistics(self.settings.method, self.settings.shaping, inputs)
 
     def extra_pass(self, data, step, seen):
@@ -76,28 +86,31 @@ def make_batch(drift=1.0, seed=0):
     }
 
 
-def epsilons(step):
-    return step.decision[5:]
+def epsilons(run, step):
+    """Return epsilon of each of ACPO's bins: its decision is sigma of each bin, then epsilon of each."""
+    return step.decision[run.settings.method.bins :]
 
 
 def test_lagged_uses_the_same_position_of_the_rollout_batches_before_and_no_observation():
-    run = Run("acpo", scope="lagged")
+    run = RunOfTwoUpdates("acpo", scope="lagged")
     first_batch = [run.step(make_batch(drift=0), 0), run.step(make_batch(seed=1), 1)]
     second_batch = [run.step(make_batch(drift=0, seed=2), 0), run.step(make_batch(seed=3), 1)]
     assert {step.decided_from for step in first_batch} == {DecidedFrom.RATIO_ONE}
     # Whatever the update will find.
     assert torch.equal(first_batch[1].statistics, RANKS * run.statistics_of(make_batch(drift=0, seed=1)))
     assert {step.decided_from for step in second_batch} == {DecidedFrom.LAGGED}
+    # At ratio 1 no ratio varies, and every bin has ACPO's smallest epsilon.
     for step in (*first_batch, second_batch[0]):
-        assert (epsilons(step) == 0.2).all()
-    assert epsilons(second_batch[1]).max() > 0.3
+        assert (epsilons(run, step) == run.settings.method.epsilon_base).all()
+    # The second update of the batch before, whose bounds these are, had ratios that vary.
+    assert epsilons(run, second_batch[1]).max() > run.settings.method.epsilon_base + 0.1
     assert torch.equal(second_batch[1].statistics, RANKS * run.statistics_of(make_batch(seed=1)))
     assert run.passes == 0 and run.reductions == 4
 
 
 @pytest.mark.parametrize("scope", ["lagged", "mini_batch"])
 def test_only_lagged_bounds_remember_statistics_and_none_of_a_skipped_step(scope):
-    run = Run("acpo", scope=scope)
+    run = RunOfTwoUpdates("acpo", scope=scope)
     for seed, taken in ((1, True), (2, False)):
         run.step(make_batch(seed=seed), taken=taken)
         run.save()
@@ -107,7 +120,9 @@ def test_only_lagged_bounds_remember_statistics_and_none_of_a_skipped_step(scope
 
 
 def test_a_checkpoint_changes_nothing_later_and_what_waited_is_not_mixed_with_a_restored_state():
-    uninterrupted, saved, restored = (Run("acpo", scope="lagged") for _ in range(3))
+    uninterrupted = RunOfTwoUpdates("acpo", scope="lagged")
+    saved = RunOfTwoUpdates("acpo", scope="lagged")
+    restored = RunOfTwoUpdates("acpo", scope="lagged")
     for seed in (1, 2):
         uninterrupted.step(make_batch(seed=seed))
         saved.step(make_batch(seed=seed))
