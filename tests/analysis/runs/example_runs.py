@@ -13,7 +13,7 @@ from torch import Tensor
 from verl_clipx.losses.applying.loss import apply, token_loss
 from verl_clipx.losses.applying.metrics import TOKENS, replace_sums_with_metrics, token_metrics
 from verl_clipx.losses.applying.token_trace import token_trace
-from verl_clipx.losses.base.method import find_declarations
+from verl_clipx.losses.base.method import Method, find_declarations
 from verl_clipx.losses.base.tokens import Inputs
 from verl_clipx.losses.methods import method_named
 from verl_clipx.losses.modifiers.masks import Mask, apply_mask_rule
@@ -110,8 +110,8 @@ def write_run(
         row["actor/entropy"] = 0.9 - 0.05 * step
         rows.append(row)
         if traced and step % 2 == 0:
-            for update, (_, tokens) in enumerate(updates):
-                write_shard(traces_path(log), Shard(step, update, 0), _make_columns(batch, update, tokens), facts)
+            for update, (_, fields) in enumerate(updates):
+                write_shard(traces_path(log), Shard(step, update, 0), _make_columns(batch, update, fields), facts)
     write_log(log, rows)
     node = {"method": method, **built.parameters}
     if mask is not None:
@@ -142,39 +142,58 @@ def _make_rollout_batch(generator: torch.Generator, step: int) -> dict[str, Tens
     }
 
 
-def _make_update(method, batch: dict[str, Tensor], update: int, generator: torch.Generator, mask: Mask | None):
-    """Return the metrics of an update as verl logs them, and the fields of its tokens as a trace has them.
+def _make_update(
+    method: Method, batch: dict[str, Tensor], update: int, generator: torch.Generator, mask_rule: Mask | None
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Return an update's metrics by their names in verl's log, and the fields of its trace by name.
 
-    The policy has moved further from the old one in each update, unless the batch has its log-probabilities.
+    Args:
+        method: the method that is applied.
+        batch: a rollout batch of `_make_rollout_batch`. If it has "current", these are the current log-probabilities.
+            Otherwise the policy is the old one in the first update, and further from it in each later one.
+        update: the update's number in the rollout batch, from 0.
+        generator: draws the current log-probabilities and the sampler's.
+        mask_rule: takes tokens out; None: all tokens are trained on.
+
+    Returns:
+        The metrics, and the fields, each (rows of the update, LENGTH).
     """
-    rows = slice(update * len(batch["old"]) // UPDATES, (update + 1) * len(batch["old"]) // UPDATES)
+    size = len(batch["old"]) // UPDATES
+    rows = slice(update * size, (update + 1) * size)
     old = batch["old"][rows]
     advantage = batch["advantage"][rows]
     noise = torch.randn(old.shape, generator=generator)
     if "current" in batch:
         current = batch["current"][rows]
     else:
+        # Unlikely tokens move further than likely ones, up or down at random.
         current = (old + 0.13 * update * noise * (1.1 - old.exp())).clamp(max=0)
-    all_tokens = Inputs(current, old, advantage, torch.ones_like(old, dtype=torch.bool))
-    if mask is None:
-        inputs = all_tokens
-    else:
-        sampler = old + 0.2 * torch.randn(old.shape, generator=generator)
-        all_tokens = all_tokens._replace(rollout_log_prob=sampler)
-        inputs = all_tokens._replace(mask=apply_mask_rule(mask, all_tokens))
-    applied = apply(method, None, inputs)
-    metrics = _compute_metrics(method, inputs, applied)
-    if mask is None:
-        return metrics, token_trace(method, applied, 1.0)._asdict()
-    masked = all_tokens.mask & ~inputs.mask
-    for sign, masked_of_sign in split_by_sign(masked, advantage).items():
-        metrics[f"{PLUGIN_METRICS}masked_fraction/{sign}"] = float(masked_of_sign.float().mean())
-        metrics[f"{PLUGIN_METRICS}masked_sequences/{sign}"] = float(masked_of_sign.all(-1).sum())
-    fields = token_trace(method, apply(method, None, all_tokens, applied.decision), 1.0)._asdict()
-    fields["rejected"] = masked
-    fields["selected"] = ~masked
+    all_tokens = Inputs(
+        log_prob=current,
+        old_log_prob=old,
+        advantages=advantage,
+        mask=torch.ones_like(old, dtype=torch.bool),
+    )
+    if mask_rule is None:
+        applied = apply(method, shaping=None, inputs=all_tokens)
+        return _compute_metrics(method, all_tokens, applied), token_trace(method, applied, factor=1.0)._asdict()
+    # The sampler's probabilities are near the old policy's, so that a rule on their ratio takes some tokens out.
+    sampler = old + 0.2 * torch.randn(old.shape, generator=generator)
+    all_tokens = all_tokens._replace(rollout_log_prob=sampler)
+    trained_tokens = all_tokens._replace(mask=apply_mask_rule(mask_rule, all_tokens))
+    applied = apply(method, shaping=None, inputs=trained_tokens)
+    metrics = _compute_metrics(method, trained_tokens, applied)
+    taken_out = ~trained_tokens.mask
+    for sign, taken_out_of_sign in split_by_sign(taken_out, advantage).items():
+        metrics[f"{PLUGIN_METRICS}masked_fraction/{sign}"] = float(taken_out_of_sign.float().mean())
+        metrics[f"{PLUGIN_METRICS}masked_sequences/{sign}"] = float(taken_out_of_sign.all(-1).sum())
+    # The trace also has the tokens that the rule takes out, under the bounds that the trained tokens decided.
+    traced = apply(method, shaping=None, inputs=all_tokens, decision=applied.decision)
+    fields = token_trace(method, traced, factor=1.0)._asdict()
+    fields["rejected"] = taken_out
+    fields["selected"] = ~taken_out
     fields["rollout_log_prob"] = all_tokens.rollout_log_prob
-    fields["weight"] = torch.where(masked, 0.0, fields["weight"])
+    fields["weight"] = torch.where(taken_out, 0.0, fields["weight"])
     return metrics, fields
 
 
