@@ -9,6 +9,7 @@ import contextlib
 import gc
 import traceback
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,9 +114,12 @@ def check_observing_leaves_no_trace(policy, rows, _):
     memory = bytes_of_tensors()
     again = worker.extra_pass(data, step, [])["statistics"]
     assert torch.equal(generator, torch.get_rng_state())
-    # The statistics themselves, and nothing of the size of a mini-batch.
+    # The statistics themselves, and nothing of the size of a mini-batch: 64 bytes are a few numbers.
     assert bytes_of_tensors() - memory <= again.untyped_storage().nbytes() + 64
-    assert float(observation[:5].sum()) > 20 and torch.equal(observation, again)
+    # ACPO's statistics begin with the number of tokens in each of its bins.
+    tokens_per_bin = observation[: worker.policy_loss.clipx.method.bins]
+    assert float(tokens_per_bin.sum()) > 20
+    assert torch.equal(observation, again)
     moves_of_extra_pass = len(moves)
     with engine.eval_mode():
         pass
@@ -253,22 +257,27 @@ def check_verls_fused_kernels_fail_where_fsdp2_shards_the_output_embedding_by_it
 CHECKS = [check for name, check in globals().items() if name.startswith("check_")]
 
 
-def failures_of(rank, world, folder):
-    """What is wrong by each check, in one process: a start costs more than what they do."""
+def run_checks(_rank: int, _world: int, folder: Path) -> dict[str, str]:
+    """Run all checks, and return the traceback of each that fails, by the check's name.
+
+    They share a process, because starting one takes longer than the checks do. `on_ranks` calls this.
+    """
     policy = make_policy(folder / "policy")
     failures = {}
+    # Enough drift that verl's losses clip some tokens; one of the sequences has no token that counts.
     rows = torch.load(make_rows(policy, 9, masked=(4,), drift=0.4), weights_only=False)
     for check in CHECKS:
         try:
             check(policy, rows, folder)
-        except BaseException:
+        # pytest.raises fails with an exception of the second kind, which is not an Exception.
+        except (Exception, pytest.fail.Exception):
             failures[check.__name__] = traceback.format_exc()
     return failures
 
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory):
-    return on_ranks(1, failures_of, tmp_path_factory.mktemp("engine"))
+    return on_ranks(1, run_checks, tmp_path_factory.mktemp("engine"))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
