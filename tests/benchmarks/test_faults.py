@@ -5,7 +5,7 @@ covered: the runs, whose kept logs tests/analysis/diagnose reads.
 import pytest
 from known_faults import ACTS, DECLARED, settings_of
 
-from tests.claims.configuration import parsed
+from tests.claims.configuration import parse
 from verl_clipx.analysis.certify.questions import QUESTIONS
 from verl_clipx.analysis.diagnose.rules import RULES
 from verl_clipx.papers.tables.presets import values_of
@@ -17,7 +17,7 @@ def test_no_setting_is_refused(group):
     for setting in settings_of(group).values():
         method = values_of(f"reversal/{setting.preset}").clipx.method
         parameters = {}
-        for key, value in parsed(*setting.overrides).items():
+        for key, value in parse(*setting.overrides).items():
             if key.startswith("clipx."):
                 parameters[key.removeprefix("clipx.")] = value
         build(method, **parameters)

@@ -25,15 +25,18 @@ ACTOR = "actor_rollout_ref.actor"
 MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu=6"
 
 
-def hydra_s(*overrides: str) -> DictConfig:
-    """verl's whole configuration with overrides, as its main composes it."""
+def compose_by_hydra(*overrides: str) -> DictConfig:
+    """Return verl's whole configuration with overrides, as its main composes it."""
     return by_hydra("ppo_trainer", MICRO_BATCH, *overrides)
 
 
 @functools.cache
-def verl_s_own() -> bytes:
-    """verl's configuration without the plugin: what the policy loss is built from, since merging takes a while."""
-    whole = hydra_s()
+def pickle_parts_of_verl() -> bytes:
+    """Return, pickled, what the policy loss is built from in verl's configuration without the plugin.
+
+    Merging into the whole configuration would take long.
+    """
+    whole = compose_by_hydra()
     parts = OmegaConf.create()
     for key in (
         f"{ACTOR}.policy_loss",
@@ -49,28 +52,28 @@ def verl_s_own() -> bytes:
     return pickle.dumps(parts)
 
 
-def merged(groups: Sequence[str], values: Mapping[str, Any] = MappingProxyType({})) -> DictConfig:
-    """verl's configuration with groups in their order and then values."""
-    config = pickle.loads(verl_s_own())
+def merge(groups: Sequence[str], values: Mapping[str, Any] = MappingProxyType({})) -> DictConfig:
+    """Return verl's configuration with groups merged in their order, and then values by dotted key."""
+    config = pickle.loads(pickle_parts_of_verl())
     config.merge_with(*map(content_of_group, groups))
     for key, value in values.items():
         OmegaConf.update(config, key, value)
     return config
 
 
-def built(config: DictConfig) -> ActorConfig:
-    """verl's ActorConfig of a whole configuration, as its driver and its workers build it."""
+def build_by_verl(config: DictConfig) -> ActorConfig:
+    """Return verl's ActorConfig of a whole configuration, as its driver and its workers build it."""
     return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
 
 
 @functools.cache
 def plain_actor() -> ActorConfig:
     """verl's ActorConfig of a run without the plugin."""
-    return built(hydra_s())
+    return build_by_verl(compose_by_hydra())
 
 
 def actor_of(config: DictConfig) -> ActorConfig:
-    """As `built`, from a configuration of `merged`: with verl's defaults in all but the policy loss."""
+    """Return verl's ActorConfig of a configuration that `merge` made; all but its policy loss has verl's defaults."""
     actor = copy.copy(plain_actor())
     policy_loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
     object.__setattr__(actor, "policy_loss", policy_loss)
@@ -79,17 +82,21 @@ def actor_of(config: DictConfig) -> ActorConfig:
     return actor
 
 
-def parsed(*overrides: str) -> dict[str, Any]:
-    """Overrides KEY=VALUE as keys and values."""
+def parse(*overrides: str) -> dict[str, Any]:
+    """Return the values of overrides KEY=VALUE by key."""
     pairs = (override.partition("=") for override in overrides)
     return {key.lstrip("+"): OmegaConf.from_dotlist([f"value={value}"]).value for key, _, value in pairs}
 
 
-def decided(*overrides: str) -> tuple[DictConfig, Resolved | None]:
-    """A configuration once the driver has decided, and its decision; groups begin with +clipx, the rest are keys."""
+def decide(*overrides: str) -> tuple[DictConfig, Resolved | None]:
+    """Return a configuration into which the driver has written its decision, and the decision.
+
+    Args:
+        overrides: groups, which begin with +clipx, and KEY=VALUE.
+    """
     groups = [override for override in overrides if override.startswith("+clipx")]
-    values = parsed(*(override for override in overrides if override not in groups))
-    config = merged(groups, values)
+    values = parse(*(override for override in overrides if override not in groups))
+    config = merge(groups, values)
     names = [group.partition("=")[2] for group in groups if group.startswith("+clipx=")]
     return config, resolve_into_config(config, named=values, group=next(iter(names), None))
 
@@ -101,10 +108,10 @@ def refusals_in(error: BaseException | None) -> tuple[Refusal, ...]:
     return () if error is None else error.all
 
 
-def refused(*overrides: str) -> list[Refusal]:
-    """What the driver refuses of overrides, as for `decided`; empty if it refuses nothing."""
+def find_refusals(*overrides: str) -> list[Refusal]:
+    """Return what the driver refuses of overrides, as `decide` takes them; empty if it refuses nothing."""
     try:
-        decided(*overrides)
+        decide(*overrides)
     except Refusal as error:
         return list(error.all)
     return []

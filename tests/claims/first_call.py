@@ -61,8 +61,11 @@ FIELDS_READ = (
 _METRICS_BY_FIELDS: dict[str, list[dict[str, float]]] = {}
 
 
-def first_call(actor: ActorConfig) -> list[dict[str, float]]:
-    """As `train`, once for each set of what it reads: different overrides may lead to the same one."""
+def train_once(actor: ActorConfig) -> list[dict[str, float]]:
+    """Return `train(actor)`, computed once for all actors that agree in `FIELDS_READ`.
+
+    Different overrides may lead to the same fields. The callers share the result, and must not change it.
+    """
     key = repr([getattr(actor, name) for name in FIELDS_READ])
     if key not in _METRICS_BY_FIELDS:
         _METRICS_BY_FIELDS[key] = train(actor)

@@ -18,8 +18,8 @@ from verl_clipx.losses.methods import BUILT_IN
 from verl_clipx.losses.methods import METHODS as CLASSES
 from verl_clipx.training.worker.registry import is_ours
 
-from .configuration import ACTOR, actor_of, built, hydra_s, merged, parsed, refusals_in
-from .first_call import first_call
+from .configuration import ACTOR, actor_of, build_by_verl, compose_by_hydra, merge, parse, refusals_in
+from .first_call import train_once
 
 METHODS = sorted(f"+clipx={path.stem}" for path in (configs_folder() / "clipx").glob("*.yaml"))
 # Those that go on top of a method.
@@ -29,10 +29,20 @@ SCOPES = ["mini_batch", "lagged", "micro_batch"]
 
 
 def keys_refused(config):
-    """The keys of ours that building a configuration refuses."""
+    """Return the plugin's keys that the driver refuses. An error that is no refusal is raised as it is."""
+    # verl and Hydra raise errors of their own from the plugin's refusal.
     with pytest.raises(Exception) as raised:
         actor_of(config)
-    return [refusal.key for refusal in refusals_in(raised.value)]
+    refusals = refusals_in(raised.value)
+    if not refusals:
+        raise raised.value
+    return [refusal.key for refusal in refusals]
+
+
+def test_an_error_that_is_no_refusal_is_not_taken_for_one(monkeypatch):
+    monkeypatch.setitem(keys_refused.__globals__, "actor_of", lambda config: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        keys_refused(None)
 
 
 # The value that a group needs which cannot train as it is: a loss of the user's own.
@@ -42,19 +52,33 @@ REFUSED = {"+clipx=base": ["clipx.method"], **{group: [*values] for group, value
 # The values that a modifier needs from the user.
 VALUES_OF_MODIFIERS = {
     "+clipx/mask=opsm": {"clipx.mask.delta": 0.5},
-    "+clipx/hold=clip_fraction": {"clipx.hold.value": 0.1, f"{ACTOR}.ppo_mini_batch_size": 512},
+    "+clipx/hold=clip_fraction": {"clipx.hold.value": 0.1},
     "+clipx/hold=second_moment": {"clipx.hold.value": 0.05},
 }
-# The methods' groups that can hold a target.
-TOKEN_MASKS = {"grpo", "dapo", "two_sided"}
-HOLDING = {
-    "+clipx/hold=second_moment": TOKEN_MASKS,
-    "+clipx/hold=clip_fraction": TOKEN_MASKS
-    | {"gppo", "ce_gppo", "ce_gppo_reference", "cispo", "cispo_acpo", "cispo_minimax", "dgpo", "dgpo_reference"}
-    | {"dppo", "dppo_reference", "ipo", "ipo_reference", "gspo"},
+# The methods' groups that can hold a second moment, and those that can hold a clip fraction.
+HOLD_SECOND_MOMENT = {"+clipx=grpo", "+clipx=dapo", "+clipx=two_sided"}
+HOLD_CLIP_FRACTION = {
+    *HOLD_SECOND_MOMENT,
+    "+clipx=gppo",
+    "+clipx=ce_gppo",
+    "+clipx=ce_gppo_reference",
+    "+clipx=cispo",
+    "+clipx=cispo_acpo",
+    "+clipx=cispo_minimax",
+    "+clipx=dgpo",
+    "+clipx=dgpo_reference",
+    "+clipx=dppo",
+    "+clipx=dppo_reference",
+    "+clipx=ipo",
+    "+clipx=ipo_reference",
+    "+clipx=gspo",
+}
+GROUPS_THAT_CAN_HOLD = {
+    "+clipx/hold=second_moment": HOLD_SECOND_MOMENT,
+    "+clipx/hold=clip_fraction": HOLD_CLIP_FRACTION,
 }
 # The methods' groups that have a pull of their own.
-PULLING = {"dro", "kl_cov", "kpop", "p3o"}
+GROUPS_WITH_THEIR_OWN_PULL = {"+clipx=dro", "+clipx=kl_cov", "+clipx=kpop", "+clipx=p3o"}
 TRAINABLE = [group for group in METHODS if group != "+clipx=base"]
 # The one that trains verl's own loss: nothing that is about the plugin's losses goes with it.
 OBSERVE = "+clipx=observe"
@@ -74,7 +98,7 @@ def test_there_are_groups_of_every_kind():
 @pytest.mark.parametrize("scope", ["lagged", "micro_batch"])
 def test_the_steps_have_tokens_in_every_region(scope):
     for group, values in (("grpo", {}), ("bapo", {}), ("acpo", {"clipx.epsilon_max": 0.5})):
-        steps = first_call(actor_of(merged([f"+clipx={group}"], {**values, "clipx.scope": scope})))
+        steps = train_once(actor_of(merge([f"+clipx={group}"], {**values, "clipx.scope": scope})))
         assert len(steps) == (2 if scope == "lagged" else 1)
         for metrics in steps:
             assert all(metrics[f"clipx/gradient_mass/{region}"] > 0 for region in ("LP", "HN", "M"))
@@ -83,9 +107,9 @@ def test_the_steps_have_tokens_in_every_region(scope):
 
 @pytest.mark.parametrize("group", METHODS)
 def test_a_group_trains_or_says_in_the_driver_what_it_needs(group):
-    assert group not in REFUSED or keys_refused(merged([group])) == REFUSED[group]
+    assert group not in REFUSED or keys_refused(merge([group])) == REFUSED[group]
     if group in TRAINABLE:
-        first_call(actor_of(merged([group], NEEDED_VALUES.get(group, {}))))
+        train_once(actor_of(merge([group], NEEDED_VALUES.get(group, {}))))
 
 
 def is_drawn(group, modifier):
@@ -93,26 +117,44 @@ def is_drawn(group, modifier):
     of the methods. Other groups have other numbers alone; which of them can hold a target is a matter of the group.
     """
     in_turn = (WITH_OPTIONS.index(group) + MODIFIERS.index(modifier)) % 4 == 0
-    return modifier in HOLDING or (in_turn and group.partition("=")[2] in (*BUILT_IN, "custom"))
+    return modifier in GROUPS_THAT_CAN_HOLD or (in_turn and group.partition("=")[2] in (*BUILT_IN, "custom"))
+
+
+def refused_key(group, modifier):
+    """Return the key of a modifier that a group refuses; None if they fit."""
+    if modifier in GROUPS_THAT_CAN_HOLD and group not in GROUPS_THAT_CAN_HOLD[modifier]:
+        can_hold_another_target = group in HOLD_CLIP_FRACTION
+        return "clipx.hold.target" if can_hold_another_target else "clipx.hold"
+    if "/pull=" in modifier and group in GROUPS_WITH_THEIR_OWN_PULL:
+        return "clipx.pull"
+    return None
+
+
+def select_pairs(*, fit):
+    """Return the pairs of a group and a modifier that fit, or those that don't, as parameters of a test."""
+    pairs = []
+    for group, modifier in product(WITH_OPTIONS, MODIFIERS):
+        if (refused_key(group, modifier) is None) == fit:
+            marks = [] if is_drawn(group, modifier) else [pytest.mark.matrix]
+            pairs.append(pytest.param(group, modifier, marks=marks))
+    return pairs
+
+
+def merge_pair(group, modifier):
+    """Return verl's configuration with a group, a modifier and the values that they need."""
+    return merge([group, modifier], NEEDED_VALUES.get(group, {}) | VALUES_OF_MODIFIERS.get(modifier, {}))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("group", "modifier"),
-    [
-        pytest.param(group, modifier, marks=[] if is_drawn(group, modifier) else pytest.mark.matrix)
-        for group, modifier in product(WITH_OPTIONS, MODIFIERS)
-    ],
-)
-def test_a_group_trains_with_a_modifier(group, modifier):
-    values = NEEDED_VALUES.get(group, {}) | VALUES_OF_MODIFIERS.get(modifier, {})
-    config = merged([group, modifier], values)
-    if modifier in HOLDING and group.partition("=")[2] not in HOLDING[modifier]:
-        assert keys_refused(config) in (["clipx.hold"], ["clipx.hold.target"])
-    elif "/pull=" in modifier and group.partition("=")[2] in PULLING:
-        assert keys_refused(config) == ["clipx.pull"]
-    else:
-        first_call(actor_of(config))
+@pytest.mark.parametrize(("group", "modifier"), select_pairs(fit=True))
+def test_a_group_trains_with_a_modifier_that_fits(group, modifier):
+    train_once(actor_of(merge_pair(group, modifier)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("group", "modifier"), select_pairs(fit=False))
+def test_a_modifier_that_does_not_fit_a_group_is_refused_by_its_key(group, modifier):
+    assert keys_refused(merge_pair(group, modifier)) == [refused_key(group, modifier)]
 
 
 @pytest.mark.slow
@@ -120,11 +162,11 @@ def test_a_group_trains_with_a_modifier(group, modifier):
 @pytest.mark.parametrize("group", WITH_OPTIONS)
 def test_a_group_trains_under_a_scope(group, scope):
     # +clipx.scope where the group does not have it: fixed bounds have no statistics that a scope could be about.
-    config = merged([group], {**NEEDED_VALUES.get(group, {}), "clipx.scope": scope})
+    config = merge([group], {**NEEDED_VALUES.get(group, {}), "clipx.scope": scope})
     if scope == "lagged" and group in TWO_STAGES:
         assert keys_refused(config) == ["clipx.scope"]
     else:
-        first_call(actor_of(config))
+        train_once(actor_of(config))
 
 
 @pytest.mark.parametrize("loss_mode", LOSSES_OF_VERL)
@@ -132,25 +174,25 @@ def test_every_loss_of_verls_trains_with_observe(loss_mode):
     values = {f"{ACTOR}.policy_loss.loss_mode": loss_mode}
     if loss_mode == "dro":
         values[f"{ACTOR}.policy_loss.dro_beta"] = 0.1
-    (metrics,) = first_call(actor_of(merged([OBSERVE], values)))
+    (metrics,) = train_once(actor_of(merge([OBSERVE], values)))
     assert metrics["clipx/gradient_mass/M"] > 0
 
 
 @pytest.mark.parametrize("modifier", MODIFIERS)
 def test_a_modifier_goes_neither_alone_nor_with_observe_unless_it_is_about_no_loss(modifier):
     if modifier.startswith(("+clipx/rollout", "+clipx/trace")):
-        first_call(actor_of(merged([OBSERVE, modifier])))
+        train_once(actor_of(merge([OBSERVE, modifier])))
     else:
         key = modifier.partition("=")[0].removeprefix("+").replace("/", ".")
-        assert keys_refused(merged([OBSERVE, modifier])) == [key]
+        assert keys_refused(merge([OBSERVE, modifier])) == [key]
     if modifier.startswith("+clipx/rollout"):
-        assert actor_of(merged([modifier])).policy_loss.loss_mode == "vanilla"
+        assert actor_of(merge([modifier])).policy_loss.loss_mode == "vanilla"
     else:
-        assert keys_refused(merged([modifier])) == ["clipx"]
+        assert keys_refused(merge([modifier])) == ["clipx"]
 
 
 def test_observe_has_no_scope():
-    assert all(keys_refused(merged([OBSERVE], {"clipx.scope": scope})) == ["clipx.scope"] for scope in SCOPES)
+    assert all(keys_refused(merge([OBSERVE], {"clipx.scope": scope})) == ["clipx.scope"] for scope in SCOPES)
 
 
 # The parts of a run's record that the shortcut's part of verl's configuration decides. It leaves out data, model and
@@ -190,10 +232,10 @@ DECIDED_BY_LOSS = (
     ],
 )
 def test_the_shortcuts_of_these_tests_give_what_hydra_gives(groups, values):
-    config_of_hydra = hydra_s(*groups, *values)
-    config_of_shortcut = merged(groups, parsed(*values))
+    config_of_hydra = compose_by_hydra(*groups, *values)
+    config_of_shortcut = merge(groups, parse(*values))
     assert OmegaConf.to_container(config_of_shortcut.clipx) == OmegaConf.to_container(config_of_hydra.clipx)
-    expected = built(config_of_hydra).policy_loss
+    expected = build_by_verl(config_of_hydra).policy_loss
     actual = actor_of(config_of_shortcut).policy_loss
     assert dataclasses.replace(actual, run=expected.run) == expected
     for part in DECIDED_BY_LOSS:

@@ -19,8 +19,8 @@ from verl_clipx.losses.modifiers import MODIFIERS, AdvantageReweighting, Entropy
 from verl_clipx.run.config import AROUND, build, parameters_of
 from verl_clipx.run.description import remark_on_unusual
 
-from .configuration import actor_of, merged, refusals_in
-from .first_call import first_call
+from .configuration import actor_of, merge, refusals_in
+from .first_call import train_once
 
 # The group of each kind of modifier: its rule, where a node has several.
 MODIFIER_GROUPS = {
@@ -84,11 +84,11 @@ MODIFIER_CASES = [
 
 def build_actor(method, values, *modifiers):
     """verl's ActorConfig with a method, values of the clipx node and groups of modifiers."""
-    return actor_of(merged([f"+clipx={method}", *modifiers], {f"clipx.{key}": value for key, value in values.items()}))
+    return actor_of(merge([f"+clipx={method}", *modifiers], {f"clipx.{key}": value for key, value in values.items()}))
 
 
 def assert_trains(actor_config):
-    first_call(actor_config)
+    train_once(actor_config)
     settings = actor_config.policy_loss.clipx
     if not (settings.shaping or settings.mask or settings.select or settings.update):
         finite_for_every_finite_input(settings.method)

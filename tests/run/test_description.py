@@ -10,7 +10,7 @@ import pytest
 import torch
 from verl.workers.utils.losses import ppo_loss
 
-from tests.claims.configuration import ACTOR, actor_of, merged, parsed
+from tests.claims.configuration import ACTOR, actor_of, merge, parse
 from tests.losses.methods.hand_rows import apply_method, tokens_at
 from tests.messages import assert_names
 from verl_clipx.losses.methods import BUILT_IN, METHODS
@@ -52,8 +52,8 @@ FACTS_OF_BIAS = ("biased", f"{ROLLOUT}.top_p=0.8", f"{ROLLOUT}.logprobs_mode=pro
 def line_of(overrides, group=None):
     """The line of a run with these overrides, the groups first; group: the name of the group, if it is the user's."""
     groups = [override for override in overrides.split() if override.startswith("+")]
-    values = parsed(*(override for override in overrides.split() if override not in groups))
-    return resolve_into_config(merged(groups, values), group=group or groups[0].partition("=")[2]).record.line
+    values = parse(*(override for override in overrides.split() if override not in groups))
+    return resolve_into_config(merge(groups, values), group=group or groups[0].partition("=")[2]).record.line
 
 
 def split_line(line):
@@ -253,11 +253,11 @@ def test_verls_switch_of_torch_compile_reaches_auto_and_nothing_else():
     for key in (f"{ACTOR}.use_torch_compile", f"{ACTOR}.fsdp_config.use_torch_compile"):
         switched_off = {key: False}
         assert f"compile=false (group: auto; from {key}=False);" in line_of(f"+clipx=grpo {key}=False")
-        node = actor_of(merged(["+clipx=grpo"], switched_off)).policy_loss.clipx
+        node = actor_of(merge(["+clipx=grpo"], switched_off)).policy_loss.clipx
         assert node.compile is False and not node.functions("cuda").compiled
-        set_by_user = merged(["+clipx=grpo"], {**switched_off, "clipx.compile": True})
+        set_by_user = merge(["+clipx=grpo"], {**switched_off, "clipx.compile": True})
         assert actor_of(set_by_user).policy_loss.clipx.compile is True
-    assert actor_of(merged(["+clipx=grpo"])).policy_loss.clipx.functions("cuda").compiled
+    assert actor_of(merge(["+clipx=grpo"])).policy_loss.clipx.functions("cuda").compiled
 
 
 AT_FIRST_UPDATE = "recomputed with the weights at the start of a rollout batch's first update"
@@ -356,14 +356,14 @@ def test_a_method_that_says_nothing_acts_at_ratio_1_leaves_the_weight_at_1(name)
 
 
 def test_without_a_trainers_name_nothing_is_claimed_of_old_log_probs():
-    settings = actor_of(merged(["+clipx=grpo"])).policy_loss.clipx
+    settings = actor_of(merge(["+clipx=grpo"])).policy_loss.clipx
     assert "old_log_probs are the trainer's; an unknown number" in describe("clipx_grpo", settings, RunRecord()).line
 
 
 @pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
 def test_rank_0_of_the_workers_prints_the_drivers_line(capsys, monkeypatch, rank, times):
     monkeypatch.setattr("verl_clipx.training.worker.training_worker.get_device_id", lambda: "cpu")
-    config = merged(["+clipx=sapo"], {f"{CORRECTION}.rollout_is": "sequence", f"{ACTOR}.use_torch_compile": False})
+    config = merge(["+clipx=sapo"], {f"{CORRECTION}.rollout_is": "sequence", f"{ACTOR}.use_torch_compile": False})
     line = resolve_into_config(config, group="sapo").record.line
     losses = []
 

@@ -18,7 +18,7 @@ from verl.utils.seqlen_balancing import rearrange_micro_batches
 from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.engine_workers import TrainingWorker
 
-from tests.claims.configuration import parsed
+from tests.claims.configuration import parse
 from tests.composition import composition
 from verl_clipx.run.divisibility import what_does_not_divide
 
@@ -160,4 +160,4 @@ MINI_BATCH_OF_30 = f"{ACTOR}.ppo_mini_batch_size=30"
     ],
 )
 def test_each_rule_names_its_key_and_value(overrides, refused):
-    assert keys_refused(parsed(*overrides.split())) == refused.split()
+    assert keys_refused(parse(*overrides.split())) == refused.split()

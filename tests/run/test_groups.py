@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
-from tests.claims.configuration import actor_of, decided, merged, parsed, refused
+from tests.claims.configuration import actor_of, decide, find_refusals, merge, parse
 from tests.losses.methods.facts import facts
 from verl_clipx.cli import app
 from verl_clipx.losses.base.refusal import Refusal
@@ -28,12 +28,12 @@ PUBLISHED = facts("PUBLISHED")
 def settings_of(*overrides):
     """The clipx node that the actor gets from overrides, the groups first."""
     groups = [override for override in overrides if override.startswith("+")]
-    return actor_of(merged(groups, parsed(*overrides[len(groups) :]))).policy_loss.clipx
+    return actor_of(merge(groups, parse(*overrides[len(groups) :]))).policy_loss.clipx
 
 
 @pytest.mark.parametrize("group", PUBLISHED)
 def test_group_reaches_the_actor_with_its_published_settings(group):
-    policy_loss = actor_of(merged([f"+clipx={group}"])).policy_loss
+    policy_loss = actor_of(merge([f"+clipx={group}"])).policy_loss
     settings = policy_loss.clipx
     values = {**settings.method.parameters, **vars(settings)}
     for key, published in PUBLISHED[group].items():
@@ -99,19 +99,19 @@ def test_a_modifier_goes_on_top_of_a_method(group):
     ],
 )
 def test_a_bad_value_stops_in_the_driver(group, values, named):
-    (refusal,) = refused(*f"+clipx={group}".split(), *(f"clipx.{key}={value}" for key, value in values.items()))
+    (refusal,) = find_refusals(*f"+clipx={group}".split(), *(f"clipx.{key}={value}" for key, value in values.items()))
     # The first value is the bad one; without any, it is the method that is missing.
     bad_key = next(iter(values), "method")
     assert refusal.key == f"clipx.{bad_key}"
     assert named in f"{refusal.reason}. {refusal.advice}"
     if values:
-        assert refusal.value == parsed(f"x={values[bad_key]}")["x"]
+        assert refusal.value == parse(f"x={values[bad_key]}")["x"]
 
 
 @pytest.mark.parametrize("value", ["''", "5", "[a,b]", "{a:b}", "nowhere", "nowhere:loss"])
 def test_a_loss_of_the_users_own_that_cannot_be_loaded_stops_in_the_driver(value):
     with pytest.raises(ValueError, match=r"clipx\.function="):
-        decided("+clipx=custom", f"clipx.function={value}")
+        decide("+clipx=custom", f"clipx.function={value}")
 
 
 @pytest.mark.parametrize(("name", "method"), [("dapo", "grpo"), ("acpo_reference", "acpo"), ("clipx_acpo", "acpo")])

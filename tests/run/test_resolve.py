@@ -17,7 +17,16 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
-from tests.claims.configuration import ACTOR, actor_of, built, decided, hydra_s, merged, refusals_in, refused
+from tests.claims.configuration import (
+    ACTOR,
+    actor_of,
+    build_by_verl,
+    compose_by_hydra,
+    decide,
+    find_refusals,
+    merge,
+    refusals_in,
+)
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run import resolve as resolving
 from verl_clipx.run.keys import FACTS
@@ -57,7 +66,7 @@ def test_the_drivers_hook_forces_it_with_the_command_lines_names(main, monkeypat
     def main_of_verl(config):
         verl.utils.device.auto_set_device(config)
         assert is_resolved(config)
-        return built(config).policy_loss
+        return build_by_verl(config).policy_loss
 
     policy_loss = main(main_of_verl, "+clipx=grpo", WIDER_THAN_VERLS, *NEEDED)
     assert (policy_loss.run.record.loss.group, policy_loss.run.record.loss.taken) == ("grpo", TAKEN_OVER)
@@ -74,7 +83,7 @@ def test_in_a_main_of_the_users_own_the_first_read_resolves_it_without_names(mai
         # As verl's task runners do first.
         OmegaConf.resolve(config)
         assert is_resolved(config)
-        return built(config).policy_loss
+        return build_by_verl(config).policy_loss
 
     policy_loss = main(
         main_of_the_user, "+clipx=grpo", WIDER_THAN_VERLS, "clipx.clip_low=0.7", AS_VERLS_DEFAULT, *NEEDED
@@ -84,14 +93,14 @@ def test_in_a_main_of_the_users_own_the_first_read_resolves_it_without_names(mai
 
 
 def test_in_a_notebook_the_first_read_resolves_it():
-    policy_loss = built(hydra_s("+clipx=grpo", WIDER_THAN_VERLS)).policy_loss
+    policy_loss = build_by_verl(compose_by_hydra("+clipx=grpo", WIDER_THAN_VERLS)).policy_loss
     assert policy_loss.run.record.loss.taken == TAKEN_OVER and policy_loss.clipx.method.clip_high == 1.28
     with pytest.raises(Exception) as raised:
-        built(hydra_s("+clipx=dapo", f"{ACTOR}.clip_ratio_high=0.3"))
+        build_by_verl(compose_by_hydra("+clipx=dapo", f"{ACTOR}.clip_ratio_high=0.3"))
     (refusal,) = refusals_in(raised.value)
     assert (refusal.key, refusal.value) == (f"{ACTOR}.clip_ratio_high", 0.3)
     # A configuration that has changed is resolved anew.
-    config, decision = decided("+clipx=grpo")
+    config, decision = decide("+clipx=grpo")
     config.actor_rollout_ref.actor.ppo_epochs = 2
     assert (decision.record.schedule.updates, resolve(config).record.schedule.updates) == (4, 8)
 
@@ -104,7 +113,7 @@ def test_a_read_resolves_it_once(monkeypatch):
         return resolve(config)
 
     monkeypatch.setattr(resolving, "resolve", recording_resolve)
-    built(hydra_s("+clipx=grpo"))
+    build_by_verl(compose_by_hydra("+clipx=grpo"))
     assert len(resolved) == 1
 
 
@@ -113,7 +122,7 @@ def test_verls_tinker_worker_gets_it_by_its_first_read():
     assert "init_model" not in vars(TinkerActorRolloutRefWorker)
     assert "omega_conf_to_dataclass(self.config.actor)" in inspect.getsource(ActorRolloutRefWorker.init_model)
     config = pickle.loads(
-        pickle.dumps(hydra_s("+clipx=grpo", WIDER_THAN_VERLS, f"{ACTOR}.ppo_epochs=3").actor_rollout_ref)
+        pickle.dumps(compose_by_hydra("+clipx=grpo", WIDER_THAN_VERLS, f"{ACTOR}.ppo_epochs=3").actor_rollout_ref)
     )
     policy_loss = omega_conf_to_dataclass(config.actor).policy_loss
     assert (policy_loss.run.record.loss.taken, policy_loss.run.record.schedule.updates) == (TAKEN_OVER, 12)
@@ -122,13 +131,13 @@ def test_verls_tinker_worker_gets_it_by_its_first_read():
 
 @pytest.mark.parametrize("override", [f"+{FACTS}.group=dapo", f"{FACTS}=null", f"{FACTS}={{group:x}}"])
 def test_facts_about_the_run_cannot_be_set(override):
-    config = hydra_s("+clipx=acpo", override)
+    config = compose_by_hydra("+clipx=acpo", override)
     with pytest.raises(Refusal) as raised:
         resolve(config)
     assert [refusal.key for refusal in raised.value.all] == [FACTS]
     # Nor where no driver resolves.
     with pytest.raises(Exception) as raised:
-        built(config)
+        build_by_verl(config)
     assert [refusal.key for refusal in refusals_in(raised.value)] == [FACTS]
 
 
@@ -138,7 +147,7 @@ def test_rollout_batches_that_verl_logs_as_one_step():
         (("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=4"), 4),
         (("async_training.trigger_parameter_sync_step=3",), 3),
     ):
-        record = decided("+clipx=grpo", *overrides, "trainer.critic_warmup=2")[1].record
+        record = decide("+clipx=grpo", *overrides, "trainer.critic_warmup=2")[1].record
         assert record.schedule.batches_a_step == batches and record.length.critic_warmup == 2
 
 
@@ -154,7 +163,7 @@ def test_rollout_batches_that_verl_logs_as_one_step():
     ],
 )
 def test_a_misspelt_key_of_ours_names_the_nearest(overrides, key, named):
-    (refusal,) = refused(*overrides)
+    (refusal,) = find_refusals(*overrides)
     assert refusal.key == key and named in str(refusal) and str(refusal).count(",") < 4
 
 
@@ -179,18 +188,18 @@ def test_traces_go_where_the_report_looks(monkeypatch, tmp_path, variables, expe
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value.format(tmp_path))
     names = {"trainer.project_name": "P", "trainer.experiment_name": "E"}
-    config, _ = decided(*WITH_TRACE, *(f"{key}={value}" for key, value in names.items()))
+    config, _ = decide(*WITH_TRACE, *(f"{key}={value}" for key, value in names.items()))
     folders = {config.clipx.trace.folder, actor_of(config).policy_loss.clipx.trace.folder}
     # Where no driver has decided, too.
-    folders.add(actor_of(merged(WITH_TRACE, names)).policy_loss.clipx.trace.folder)
+    folders.add(actor_of(merge(WITH_TRACE, names)).policy_loss.clipx.trace.folder)
     assert folders == {expected.format(tmp_path)}
 
 
 def test_a_folder_that_is_named_stays_and_a_wrong_value_is_named(tmp_path):
-    config, _ = decided(*WITH_TRACE, f"clipx.trace.folder={tmp_path}")
+    config, _ = decide(*WITH_TRACE, f"clipx.trace.folder={tmp_path}")
     assert actor_of(config).policy_loss.clipx.trace == Trace(folder=str(tmp_path))
     for value in ("fraction=0", "every=1.5", "seed=-1", "folder=''", "evry=3"):
-        (refusal,) = refused(*WITH_TRACE, f"clipx.trace.{value}")
+        (refusal,) = find_refusals(*WITH_TRACE, f"clipx.trace.{value}")
         assert refusal.key == f"clipx.trace.{value.partition('=')[0]}"
     # The first rollout batch is traced.
     assert [step for step in range(1, 8) if Trace(every=3).includes(step)] == [1, 4, 7]

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from omegaconf import OmegaConf
 
-from tests.claims.configuration import ACTOR, actor_of, built, hydra_s, merged, parsed
+from tests.claims.configuration import ACTOR, actor_of, build_by_verl, compose_by_hydra, merge, parse
 from tests.jagged import micro_batch
 from tests.training.worker.updates import ROWS, WHOLE, run_extra_pass
 from verl_clipx.losses.contract.contract import example
@@ -43,8 +43,8 @@ class PlannedRun:
 
     def __init__(self, overrides: str, batches: int = 2):
         groups = [override for override in overrides.split() if re.match(r"\+[\w/]+=", override)]
-        values = parsed(*(override for override in overrides.split() if override not in groups))
-        self.policy_loss = actor_of(merged(groups, values)).policy_loss
+        values = parse(*(override for override in overrides.split() if override not in groups))
+        self.policy_loss = actor_of(merge(groups, values)).policy_loss
         self.schedule = self.policy_loss.run.record.schedule
         self.settings = self.policy_loss.clipx
         self.passes = []
@@ -276,7 +276,7 @@ def test_the_planner_does_what_the_schedule_and_explain_say(expected):
     assert run.per_batch == run.schedule.updates_on_batch == updates
     assert (sum(run.passes[:updates]), sum(run.passes[updates:])) == expected.extra_passes
     assert sum(run.reductions[:updates]) == sum(run.reductions[updates:]) == expected.reductions
-    description = answer(hydra_s(*overrides.split()))
+    description = answer(compose_by_hydra(*overrides.split()))
     assert description.cost.startswith(expected.cost)
     names_extra_pass = expected.extra_passes[0] > 0 or "no extra" in expected.cost
     assert ("extra" in description.cost) == names_extra_pass
@@ -322,10 +322,10 @@ def test_every_combination_gets_what_its_loss_needs(method):
 
 
 def test_it_is_the_same_in_the_record_and_older_records_have_its_counts():
-    config = hydra_s("+clipx=acpo", LOPTI, FOUR_MINI_BATCHES, "trainer.critic_warmup=2")
+    config = compose_by_hydra("+clipx=acpo", LOPTI, FOUR_MINI_BATCHES, "trainer.critic_warmup=2")
     schedule = resolve_into_config(config).record.schedule
     record = flat(OmegaConf.to_container(config, resolve=True))
-    assert recorded_schedule(record) == built(config).policy_loss.run.record.schedule == schedule
+    assert recorded_schedule(record) == build_by_verl(config).policy_loss.run.record.schedule == schedule
     older = {key: value for key, value in record.items() if not key.startswith(f"{FACTS}.")}
     counts = recorded_schedule(older)
     assert (counts.updates, counts.passes, counts.updates_a_step) == (4, ("low", "high"), 8)

@@ -15,7 +15,7 @@ import ray
 from hydra.core.hydra_config import HydraConfig
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
-from tests.claims.configuration import actor_of, merged
+from tests.claims.configuration import actor_of, merge
 from tests.composition import composition
 from tests.hydra_main import NEEDED
 from verl_clipx.losses.base.refusal import Refusal
@@ -132,17 +132,17 @@ def test_without_a_gpu_a_run_names_the_switches_unless_it_joins_a_cluster_or_is_
     platform = SimpleNamespace(is_available=lambda: False, device_name="cuda")
     monkeypatch.setattr("verl.plugin.platform.get_platform", lambda: platform)
     monkeypatch.setattr(starts, "RAY_CURRENT_CLUSTER", configs_folder() / "no such file")
-    config = merged(["+clipx=grpo"])
+    config = merge(["+clipx=grpo"])
     actor_of(config)
     with pytest.raises(RuntimeError, match=r"VERL_PLATFORM=cpu.*\+hardware=cpu"):
         starts.start(config)
-    starts.start(merged(["+clipx=grpo"], {"ray_kwargs.ray_init.address": "auto"}))
-    starts.start(merged([]))
+    starts.start(merge(["+clipx=grpo"], {"ray_kwargs.ray_init.address": "auto"}))
+    starts.start(merge([]))
     # The CPU's platform without its group is refused.
     platform = SimpleNamespace(is_available=lambda: True, device_name="cpu")
     with pytest.raises(RuntimeError, match=r"VERL_PLATFORM=cpu but trainer\.device=cuda: add \+hardware=cpu"):
-        starts.start(merged(["+clipx=grpo"], {"trainer.device": "cuda"}))
-    starts.start(merged(["+clipx=grpo"], {"trainer.device": "cpu"}))
+        starts.start(merge(["+clipx=grpo"], {"trainer.device": "cuda"}))
+    starts.start(merge(["+clipx=grpo"], {"trainer.device": "cpu"}))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.workers.engine import FSDPTurboEngineWithLMHead
 
-from tests.claims.configuration import ACTOR, decided
+from tests.claims.configuration import ACTOR, decide
 from tests.composition import composition
 from tests.end_to_end.runs import common_overrides
 from tests.hydra_main import NEEDED, explained
@@ -73,7 +73,7 @@ TESTED_RUN = (
     ],
 )
 def test_an_option_that_no_test_ran_is_named(overrides, untested_options):
-    _, decision = decided("+clipx=grpo", *TESTED_RUN, *overrides)
+    _, decision = decide("+clipx=grpo", *TESTED_RUN, *overrides)
     assert list(decision.record.untested) == untested_options
     if untested_options:
         assert f"; no test has run {', '.join(untested_options)}; ratio to the policy " in decision.record.line

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos
 from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 
-from tests.claims.configuration import ACTOR, actor_of, decided, hydra_s, merged, parsed, refused
+from tests.claims.configuration import ACTOR, actor_of, compose_by_hydra, decide, find_refusals, merge, parse
 from verl_clipx.common import verl_version
 from verl_clipx.losses.base.refusal import Refusal
 from verl_clipx.run.keys import (
@@ -51,7 +51,7 @@ def actor_overrides(**keys):
 
 
 def test_the_defaults_are_those_of_verl_and_each_is_of_a_loss_of_verls():
-    actor = hydra_s().actor_rollout_ref.actor
+    actor = compose_by_hydra().actor_rollout_ref.actor
     sources = inspect.getsource(core_algos)
     for key, value in CLIP_KEYS.items():
         name = key.rpartition(".")[2]
@@ -96,7 +96,7 @@ def test_the_defaults_are_those_of_verl_and_each_is_of_a_loss_of_verls():
 )
 def test_verls_key_becomes_the_methods(group, keys, expected):
     function = ["clipx.function=tests.example_losses:soft"] if group == "custom" else []
-    config, decision = decided(f"+clipx={group}", *function, *actor_overrides(**keys))
+    config, decision = decide(f"+clipx={group}", *function, *actor_overrides(**keys))
     method = actor_of(config).policy_loss.clipx.method
     assert {name: getattr(method, name) for name in expected} == expected
     taken = decision.record.loss.taken
@@ -148,7 +148,7 @@ def test_verls_key_becomes_the_methods(group, keys, expected):
     ],
 )
 def test_a_value_that_the_method_cannot_take_over_is_refused_with_both_keys(group, overrides, key, parameter):
-    (refusal,) = refused(f"+clipx={group}", *overrides)
+    (refusal,) = find_refusals(f"+clipx={group}", *overrides)
     value = next(word.partition("=")[2] for word in overrides if word.startswith(f"{ACTOR}.{key}="))
     assert refusal.key == f"{ACTOR}.{key}"
     assert str(refusal.value) == value.replace("null", "None")
@@ -170,7 +170,7 @@ def test_a_value_that_the_method_cannot_take_over_is_refused_with_both_keys(grou
     ],
 )
 def test_a_clip_key_that_the_method_does_not_read_is_named_and_stops_nothing(group, keys, is_named):
-    config, decision = decided(f"+clipx={group}", *actor_overrides(**keys))
+    config, decision = decide(f"+clipx={group}", *actor_overrides(**keys))
     unused = {f"{ACTOR}.{key}": value for key, value in keys.items()} if is_named else {}
     in_order = sorted(keys.items(), key=lambda pair: [*CLIP_KEYS].index(pair[0]))
     remark = f"; verl's {', '.join(f'{key}={value}' for key, value in in_order)} not used; "
@@ -180,7 +180,7 @@ def test_a_clip_key_that_the_method_does_not_read_is_named_and_stops_nothing(gro
     assert policy_loss.run.record.loss.unused == unused == decision.record.loss.unused
     assert record_of(OmegaConf.to_container(config)).loss.unused == unused
     assert decision.record.loss.taken == {} and "clip_low" not in config.clipx
-    assert policy_loss.clipx == actor_of(merged([f"+clipx={group}"])).policy_loss.clipx
+    assert policy_loss.clipx == actor_of(merge([f"+clipx={group}"])).policy_loss.clipx
 
 
 # --- Refusals --------------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("named", "overrides"), REFUSED, ids=lambda value: None)
 def test_the_last_override_is_refused_with_key_value_and_what_to_do(named, overrides):
-    (refusal,) = refused(*overrides)
+    (refusal,) = find_refusals(*overrides)
     assert f"{refusal.key}={refusal.value}" == overrides[-1].lstrip("+")
     assert named in f"{refusal.reason}. {refusal.advice}" and refusal.advice
     assert FORM_OF_REFUSAL.fullmatch(str(refusal)), refusal
@@ -298,7 +298,7 @@ def test_the_last_override_is_refused_with_key_value_and_what_to_do(named, overr
 def test_all_that_is_wrong_is_said_at_once():
     keys = [
         refusal.key
-        for refusal in refused(
+        for refusal in find_refusals(
             "+clipx=dapo", *actor_overrides(clip_ratio_high=0.2, ppo_epochs=0), BYPASSED, TOKEN_WEIGHTS
         )
     ]
@@ -316,7 +316,7 @@ OWN_LOSS = ("+clipx=custom", "clipx.function=tests.example_losses:soft")
     ],
 )
 def test_a_loss_of_ones_own_is_advised_with_the_group_that_it_has(overrides):
-    (refusal,) = refused(*overrides)
+    (refusal,) = find_refusals(*overrides)
     text = f"{refusal.reason}. {refusal.advice}"
     assert set(re.findall(r"\+clipx=\w+", text)) == {"+clipx=custom", "+clipx=observe"}
     assert "clipx.method" not in text
@@ -353,9 +353,9 @@ PULLED = ("+clipx=grpo", "+clipx/pull=k2")
     ],
 )
 def test_without_log_probs_the_advice_names_all_that_has_to_change(overrides, advice, changed):
-    (refusal,) = refused(*overrides, f"{LOG_PROBS}=False")
+    (refusal,) = find_refusals(*overrides, f"{LOG_PROBS}=False")
     assert (refusal.key, refusal.advice) == (LOG_PROBS, f"Set it to True, or {advice}.")
-    assert refused(*changed, f"{LOG_PROBS}=False") == []
+    assert find_refusals(*changed, f"{LOG_PROBS}=False") == []
 
 
 def test_every_refusal_of_the_table_is_met_above():
@@ -364,7 +364,7 @@ def test_every_refusal_of_the_table_is_met_above():
     for _, overrides in REFUSED:
         groups = [word for word in overrides if word.startswith("+clipx")]
         if groups:
-            config = merged(groups, parsed(*(word for word in overrides if word not in groups)))
+            config = merge(groups, parse(*(word for word in overrides if word not in groups)))
             values = read(config)
             node = instantiate(config.clipx)
             met |= {test for test in refusal_tests if [*test(values, node)]}
@@ -374,7 +374,7 @@ def test_every_refusal_of_the_table_is_met_above():
 def test_verls_local_is_refused_as_soon_as_verl_has_it(monkeypatch):
     monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "local", core_algos.POLICY_LOSS_REGISTRY["vanilla"])
     for group in ("+clipx=grpo", "+clipx=observe"):
-        (refusal,) = refused(group, f"{POLICY_LOSS}.loss_mode=local")
+        (refusal,) = find_refusals(group, f"{POLICY_LOSS}.loss_mode=local")
         assert (refusal.key, refusal.value) == (f"{POLICY_LOSS}.loss_mode", "local")
     assert {row_of(f"{POLICY_LOSS}.{key}").key for key in ("local_eta", "local_topk")} <= ROWS.keys()
 
@@ -385,7 +385,7 @@ def test_a_remote_backend_is_refused_however_verl_names_it():
         {"trainer": {"remote_backend": "arctic", "v1": {"trainer_mode": "remote_backend"}}},
         {"trainer": {"remote_backend": "arctic", "v1": {"trainer_mode": "sync"}}},
     ):
-        with_backend = OmegaConf.merge(merged(["+clipx=grpo"]), config)
+        with_backend = OmegaConf.merge(merge(["+clipx=grpo"]), config)
         with pytest.raises(Refusal, match="runs in that backend") as error:
             resolve_into_config(with_backend)
         assert len(error.value.all) == 1
@@ -394,7 +394,9 @@ def test_a_remote_backend_is_refused_however_verl_names_it():
 @pytest.mark.parametrize(("version", "are_recorded"), [("0.9.0", True), ("0.9.1", False), ("0.10.0.dev", True)])
 def test_under_megatron_the_version_says_whether_an_extra_pass_records_routes(monkeypatch, version, are_recorded):
     monkeypatch.setattr(verl_version, "verl_version", lambda: version)
-    keys = [refusal.key for refusal in refused("+clipx=acpo", MEGATRON, f"+{ACTOR}.megatron.router_replay.mode=R2")]
+    keys = [
+        refusal.key for refusal in find_refusals("+clipx=acpo", MEGATRON, f"+{ACTOR}.megatron.router_replay.mode=R2")
+    ]
     assert keys == [f"{ACTOR}.megatron.router_replay.mode"] * are_recorded
 
 
@@ -404,7 +406,7 @@ def test_which_recorded_routes_verl_replays_changes_no_run_of_ours(group, mode):
     key = f"{ACTOR}.router_replay.mode"
     row = row_of(key)
     assert row is not None and (row.key, row.fate, row.on_path) == (key, READ_BY_VERL, False)
-    assert decided(group, f"+{key}={mode}")[1].record.line == decided(group)[1].record.line
+    assert decide(group, f"+{key}={mode}")[1].record.line == decide(group)[1].record.line
 
 
 SERVED = [
@@ -446,7 +448,7 @@ SERVED = [
 @pytest.mark.parametrize("overrides", SERVED, ids=lambda value: None)
 def test_the_nearest_run_that_is_served_is_not_refused(overrides):
     log_probs = [] if any(override.startswith(LOG_PROBS) for override in overrides) else [f"{LOG_PROBS}=True"]
-    assert refused(*overrides, *log_probs) == []
+    assert find_refusals(*overrides, *log_probs) == []
 
 
 # --- The table -------------------------------------------------------------------------------------------------------
@@ -457,7 +459,7 @@ def test_the_nearest_run_that_is_served_is_not_refused(overrides):
     ["dp", *(pytest.param(engine, marks=pytest.mark.slow) for engine in ("megatron", "veomni", "torchtitan"))],
 )
 def test_every_key_that_verl_composes_is_known(engine):
-    keys = entries_by_key(OmegaConf.to_container(hydra_s(f"model_engine={engine}"), resolve=False))
+    keys = entries_by_key(OmegaConf.to_container(compose_by_hydra(f"model_engine={engine}"), resolve=False))
     # Keys, and whole subtrees, that nothing on the way to the loss reads under a name that it does not have elsewhere.
     known = {row.key for row in ROWS.values()} | {*OFF_THE_PATH.read_text().split()}
     at_or_below_known = {key for key in keys if any(f"{key}.".startswith(f"{part}.") for part in known)}

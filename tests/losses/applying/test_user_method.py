@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from tests import example_losses
-from tests.claims.configuration import built, decided, hydra_s
+from tests.claims.configuration import build_by_verl, compose_by_hydra, decide
 from tests.compiler import load_compiler
 from tests.messages import assert_names
 from tests.training.worker.test_policy_loss import call
@@ -33,7 +33,7 @@ TENSORS = {"response_mask" if name == "mask" else name: example()[name] for name
 
 def actor(name, *overrides):
     """verl's ActorConfig with a loss of example_losses.py, through Hydra as a user writes it."""
-    return built(hydra_s("+clipx=custom", f"clipx.function={EXAMPLES}:{name}", *overrides))
+    return build_by_verl(compose_by_hydra("+clipx=custom", f"clipx.function={EXAMPLES}:{name}", *overrides))
 
 
 def gradient_of(weight):
@@ -96,7 +96,7 @@ def test_a_class_becomes_a_loss_with_statistics_of_its_own():
     ],
 )
 def test_a_run_is_described_by_the_formula_of_the_loss_and_its_symbols(name, overrides, bounds):
-    _, decision = decided("+clipx=custom", f"clipx.function={EXAMPLES}:{name}", *overrides)
+    _, decision = decide("+clipx=custom", f"clipx.function={EXAMPLES}:{name}", *overrides)
     assert decision.description.bounds == bounds
     assert f"  bounds: {bounds}" in decision.description.text
 
@@ -368,7 +368,9 @@ class Class(Method, name="users_class"):
 @pytest.mark.parametrize("name", ["function", "Class"])
 def test_a_method_may_have_a_dual_clip_and_logs_what_it_clips(name, users_module):
     users_module(IMPORTS + LOSSES_WITH_A_DUAL_CLIP)
-    config = built(hydra_s("+clipx=custom", f"clipx.function=users_losses:{name}", "+clipx.dual_clip=1.1"))
+    config = build_by_verl(
+        compose_by_hydra("+clipx=custom", f"clipx.function=users_losses:{name}", "+clipx.dual_clip=1.1")
+    )
     assert config.policy_loss.clipx.method.dual_clip == 1.1
     _, gradient, metrics = call("clipx_custom", config, TENSORS)
     mask, advantages = TENSORS["response_mask"], TENSORS["advantages"]
@@ -457,7 +459,7 @@ def test_a_loss_in_the_place_of_the_weight_fails_the_contract_with_what_to_retur
 def test_a_weight_that_is_meant_so_is_named_on_the_line(users_module):
     users_module(IMPORTS + LOSSES_IN_THE_PLACE_OF_WEIGHTS)
     for name, is_named in (("meant", True), ("loss", False)):
-        config = built(hydra_s("+clipx=custom", f"clipx.function=users_losses:{name}"))
+        config = build_by_verl(compose_by_hydra("+clipx=custom", f"clipx.function=users_losses:{name}"))
         line = config.policy_loss.run.record.line
         assert ("unconstrained_weight: F may be 0 or less at ratio 1" in line) == is_named
 

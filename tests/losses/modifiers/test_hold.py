@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from tests.claims.configuration import ACTOR, actor_of, decided, merged, refusals_in
-from tests.claims.first_call import NEAR_OLD_POLICY, first_call, make_batch
+from tests.claims.configuration import ACTOR, actor_of, decide, merge, refusals_in
+from tests.claims.first_call import NEAR_OLD_POLICY, make_batch, train_once
 from tests.losses.methods.hand_rows import apply_method, row, tokens_at
 from tests.messages import assert_names
 from tests.training.worker.updates import loss_function, train
@@ -185,8 +185,8 @@ def test_a_loss_of_a_users_own_with_fixed_bounds_holds_a_target_as_grpo_does(nam
     hold_values = {"clipx.hold.value": 0.05}
     grpo_values = {**hold_values, "clipx.dual_clip": None}
     users_values = {**hold_values, "clipx.function": f"tests.example_losses:{name}"}
-    grpo = actor_of(merged(["+clipx=grpo", f"+clipx/hold={target}"], grpo_values))
-    users_loss = actor_of(merged(["+clipx=custom", f"+clipx/hold={target}"], users_values))
+    grpo = actor_of(merge(["+clipx=grpo", f"+clipx/hold={target}"], grpo_values))
+    users_loss = actor_of(merge(["+clipx=custom", f"+clipx/hold={target}"], users_values))
     batch = make_batch(NEAR_OLD_POLICY)
     trained = train(loss_function(users_loss), batch)
     expected = train(loss_function(grpo), batch)
@@ -202,7 +202,7 @@ def test_a_loss_of_a_users_own_with_fixed_bounds_holds_a_target_as_grpo_does(nam
 def test_a_loss_of_a_users_own_without_a_width_is_told_how_to_declare_one(name, may_declare):
     values = {"clipx.function": f"tests.example_losses:{name}", "clipx.hold.value": 0.05}
     with pytest.raises(Exception) as raised:
-        actor_of(merged(["+clipx=custom", "+clipx/hold=clip_fraction"], values))
+        actor_of(merge(["+clipx=custom", "+clipx/hold=clip_fraction"], values))
     (refusal,) = refusals_in(raised.value)
     assert refusal.key == "clipx.hold" and "choose one of grpo" in refusal.advice
     assert "dppo with divergence=tv" in refusal.advice and "tests_plain_clip" in refusal.advice
@@ -243,7 +243,7 @@ def hold_overrides(hold):
 def refuse_hold(method, hold):
     """Return the one refusal of a configuration whose hold node has some values."""
     with pytest.raises(Exception) as raised:
-        actor_of(merged([f"+clipx={method}", "+clipx/hold=clip_fraction"], hold_overrides(hold)))
+        actor_of(merge([f"+clipx={method}", "+clipx/hold=clip_fraction"], hold_overrides(hold)))
     (refusal,) = refusals_in(raised.value)
     assert refusal.advice != refusal.reason
     return refusal
@@ -255,8 +255,8 @@ def refuse_hold(method, hold):
 )
 def test_through_a_composed_configuration_it_trains_and_logs(method, target, value, scope):
     values = {"clipx.hold.value": value, "clipx.scope": scope}
-    actor = actor_of(merged([f"+clipx={method}", f"+clipx/hold={target}"], values))
-    for metrics in first_call(actor):
+    actor = actor_of(merge([f"+clipx={method}", f"+clipx/hold={target}"], values))
+    for metrics in train_once(actor):
         assert 0.05 <= metrics["clipx/hold/width"] <= 1 and metrics["clipx/hold/reached"] >= 0
         if target == "clip_fraction" and scope != "lagged" and not metrics["clipx/hold/missed"]:
             clipped = metrics["clipx/clip_fraction_low"] + metrics["clipx/clip_fraction_high"]
@@ -269,11 +269,11 @@ def test_through_a_composed_configuration_it_trains_and_logs(method, target, val
 )
 @pytest.mark.parametrize("target", ["clip_fraction", "second_moment"])
 def test_a_parameter_at_an_end_of_its_range_trains(target, hold):
-    first_call(actor_of(merged(["+clipx=grpo", f"+clipx/hold={target}"], hold_overrides(hold))))
+    train_once(actor_of(merge(["+clipx=grpo", f"+clipx/hold={target}"], hold_overrides(hold))))
 
 
 def test_the_line_and_explain_say_what_is_held():
-    _, decision = decided(
+    _, decision = decide(
         "+clipx=dapo", "+clipx/hold=clip_fraction", "clipx.hold.value=0.02", f"{ACTOR}.clip_ratio_high=0.3"
     )
     target = "clip_fraction 0.02 (width 0.05 to 1)"
@@ -289,13 +289,13 @@ def test_a_bound_that_nobody_says_who_has_set_is_named_as_not_used():
     # As in a notebook: no command line tells which keys its user has set.
     for group, bounds in (("grpo", {"clip_high": 1.3, "clip_low": 0.7}), ("dppo", {"threshold_low": 0.1})):
         values = {"clipx.hold.value": 0.02} | {f"clipx.{name}": value for name, value in bounds.items()}
-        line = resolve_into_config(merged([f"+clipx={group}", "+clipx/hold=clip_fraction"], values)).record.line
+        line = resolve_into_config(merge([f"+clipx={group}", "+clipx/hold=clip_fraction"], values)).record.line
         for name, value in bounds.items():
             assert re.search(rf"\b{name}={value} \(group: [\d.]+; not used, clipx\.hold ", line)
 
 
 def test_verls_bounds_are_named_as_not_used_even_if_they_repeat_its_default():
-    _, decision = decided(
+    _, decision = decide(
         "+clipx=grpo", "+clipx/hold=clip_fraction", "clipx.hold.value=0.02", f"{ACTOR}.clip_ratio_high=0.2"
     )
     assert "verl's clip_ratio_high=0.2 not used" in decision.record.line
@@ -319,8 +319,8 @@ def test_the_metric_named_where_a_value_is_missing_is_the_share_on_which_the_cli
         make_method(method, value=None)
     batch = make_batch(NEAR_OLD_POLICY)
     tokens = int(batch["mask"].sum())
-    with_bounds = train(loss_function(actor_of(merged([f"+clipx={method}"], {}))), batch)
-    without_bounds = train(loss_function(actor_of(merged([f"+clipx={method}"], no_bounds))), batch)
+    with_bounds = train(loss_function(actor_of(merge([f"+clipx={method}"], {}))), batch)
+    without_bounds = train(loss_function(actor_of(merge([f"+clipx={method}"], no_bounds))), batch)
     # Where the bounds change a token's gradient, the clip acts.
     is_changed = ~torch.isclose(with_bounds.gradient, without_bounds.gradient, rtol=1e-5, atol=0)
     assert is_changed.any()

@@ -15,7 +15,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.workers.config import RolloutConfig
 
-from tests.claims.first_call import first_call
+from tests.claims.first_call import train_once
 from tests.composition import composition, content_of_group
 from tests.papers.tables.compositions import PAPERS, compose_on_machine
 from verl_clipx.analysis.runs.sameness import significant_values
@@ -77,7 +77,7 @@ def test_verl_accepts_it_and_its_first_optimizer_step_is_finite(name):
     assert need_reference_policy(config) == name.startswith("ar_lopti/")
     if name.startswith("reversal/"):
         assert config.clipx_rollout.versions_old == (3 if name.endswith("_stale") else 0)
-    first_call(omega_conf_to_dataclass(config.actor_rollout_ref.actor))
+    train_once(omega_conf_to_dataclass(config.actor_rollout_ref.actor))
 
 
 def test_every_key_is_one_that_verl_has():
