@@ -160,9 +160,9 @@ def test_a_loss_of_the_users_own_is_described(tmp_path, monkeypatch):
 
 
 def test_doctor_prints_each_finding_with_its_group_as_json(monkeypatch):
-    from verl_clipx.training.doctor import Finding
+    from verl_clipx.training.doctor import DoctorFinding
 
-    findings = [Finding("ok", "Python", "3.11"), Finding("error", "verl", "not installed", "install it")]
+    findings = [DoctorFinding("ok", "Python", "3.11"), DoctorFinding("error", "verl", "not installed", "install it")]
     monkeypatch.setattr("verl_clipx.training.doctor.examine_environment", lambda ray: [("versions", findings)])
     _, error = as_json("doctor", "--no-ray", code=1)["findings"]
     assert error == {"group": "versions", **vars(findings[1])}

@@ -229,7 +229,7 @@ def metrics(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the list as a table in Markdown.")] = False,
 ) -> None:
     """List the metrics that a run logs. Each has a key, a meaning, a unit, and what it is computed over."""
-    from verl_clipx.losses.applying.metric_listing import LISTS, markdown_table, rows_of
+    from verl_clipx.losses.applying.metric_listing import LISTS, list_metric_rows, markdown_table
     from verl_clipx.losses.base.refusal import did_you_mean
 
     if which not in LISTS:
@@ -237,7 +237,9 @@ def metrics(
     if markdown:
         print_plain(markdown_table(which))
         return
-    rows = [("\n".join(row.keys), row.meaning, row.metric.unit, row.metric.over.value) for row in rows_of(which)]
+    rows = [
+        ("\n".join(row.keys), row.meaning, row.metric.unit, row.metric.over.value) for row in list_metric_rows(which)
+    ]
     headings = ("key", "meaning", "unit", "over")
     console.print_list(f"metrics: {which}", headings, [list(map(escape, row)) for row in rows])
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas
 import psutil
 
-from verl_clipx.analysis.runs.run_log import Rows, read_run_log, rows_of, table_of
+from verl_clipx.analysis.runs.run_log import Rows, parse_rows, read_run_log, table_of
 
 SECONDS = 600
 MAIN = "verl.trainer.main_ppo"
@@ -77,7 +77,7 @@ def growing_rows(log: Path) -> Rows:
     """The steps of a log that a run goes on with or was killed in; the line that it was writing is left out."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return rows_of(log.read_bytes(), log) if log.exists() else {}
+        return parse_rows(log.read_bytes(), log) if log.exists() else {}
 
 
 def common_overrides(task, folder: Path, steps: int) -> list[str]:

@@ -17,7 +17,7 @@ from tests.claims.documents import ROOT, blocks_of
 from tests.papers.tables.configurations import FILE, configurations
 from verl_clipx.losses.configs_folder import configs_folder
 from verl_clipx.run import presets
-from verl_clipx.run.presets import Entry, Setting, entry_at, papers, read_presets
+from verl_clipx.run.presets import PresetEntry, PresetSetting, entry_at, papers, read_presets
 
 TABLE = Path(__file__).with_name("made_presets.yaml").read_text()
 
@@ -38,17 +38,17 @@ def made(tmp_path, monkeypatch):
 
 
 def test_a_preset_is_a_list_of_parts_and_values_keep_their_comments(made):
-    assert made("presets:\n  one: [base]\n") == ({"one": Entry("", ("/recipe/made/base", "_self_"), ())}, {})
+    assert made("presets:\n  one: [base]\n") == ({"one": PresetEntry("", ("/recipe/made/base", "_self_"), ())}, {})
     table = made(TABLE)
     parts = ("/recipe/made/task/this", "/recipe/common/that", {"/clipx": "grpo"}, {"/clipx/update": "lopti"})
-    name = Setting("trainer.experiment_name", "one", "[choice] the preset's name")
+    name = PresetSetting("trainer.experiment_name", "one", "[choice] the preset's name")
     assert table.presets["one"] == ("Made up: one.", (*parts, "/recipe/made/method/few", "_self_"), (name,))
     assert table.presets["two"].settings[1:] == (
-        Setting("data.train_batch_size", 8, "[paper] Table 9: prompts of a batch"),
-        Setting("data.files", ["a", "b"], ""),
+        PresetSetting("data.train_batch_size", 8, "[paper] Table 9: prompts of a batch"),
+        PresetSetting("data.files", ["a", "b"], ""),
     )
     # A number, as Hydra reads it; text to plain YAML.
-    few = (Setting("clipx.n", 0.1, "[script] run.sh: few"),)
+    few = (PresetSetting("clipx.n", 0.1, "[script] run.sh: few"),)
     assert table.parts["method/few"] == ("How many.", ("_self_",), few)
 
 

@@ -144,7 +144,7 @@ def test_an_interpreter_that_succeeds_has_no_error_whatever_it_prints():
 
 def test_the_command_prints_advice_fails_on_errors_and_says_everything_if_asked(monkeypatch):
     for level, code in (("warning", 0), ("error", 1)):
-        finding = doctor.Finding(level, "GPUs", "none", "pip install verl-clipx[gpu]")
+        finding = doctor.DoctorFinding(level, "GPUs", "none", "pip install verl-clipx[gpu]")
         monkeypatch.setattr(doctor, "examine_environment", lambda ray, finding=finding: [("a group", [finding])])
         result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
         assert result.exit_code == code
@@ -154,7 +154,9 @@ def test_the_command_prints_advice_fails_on_errors_and_says_everything_if_asked(
             doctor.IN_A_JOB,
         ]
     hints = (doctor.GPU_CHECKS, doctor.IN_A_JOB)
-    groups = [(f"group {k}", [doctor.Finding("ok", f"what {k}.{i}", "x" * 60) for i in range(5)]) for k in range(8)]
+    groups = [
+        (f"group {k}", [doctor.DoctorFinding("ok", f"what {k}.{i}", "x" * 60) for i in range(5)]) for k in range(8)
+    ]
     monkeypatch.setattr(doctor, "examine_environment", lambda ray: groups)
     short = CliRunner().invoke(app, ["doctor"]).output.splitlines()
     assert len(short) == 8 + len(hints)

@@ -78,7 +78,7 @@ def print_json(**content: Any) -> None:
 
 
 def messages_console() -> TerminalConsole:
-    """Returns where warnings go: standard output or, where that has JSON, standard error."""
+    """Return where warnings go: standard output or, where that has JSON, standard error."""
     return TerminalConsole(stderr=_command_with_json.get() is not None)
 
 

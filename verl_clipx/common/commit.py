@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def commit_here() -> str | None:
-    """Returns the commit of this checkout, with `+changes` if tracked files differ from it; None outside a checkout."""
+    """Return the commit of this checkout, with `+changes` if tracked files differ from it; None outside a checkout."""
     file = Path(__file__)
     # This fails if the file is not tracked. The package may be installed inside another repository, whose commit it is
     # not.

@@ -25,12 +25,12 @@ TOGETHER = (OF_RUNS, OF_PAPERS, FOR_CPU, {"gguf": "gguf"}, {"vllm": "vLLM"})
 
 
 def pip_command(distributions: Iterable[str]) -> str:
-    """Returns pip's command that installs packages from the package index."""
+    """Return pip's command that installs packages from the package index."""
     return f"pip install {' '.join(distributions)}"
 
 
 def needs_tool(user: str, module: str) -> str:
-    """Returns a line that says who needs a missing module, and how to install it.
+    """Return a line that says who needs a missing module, and how to install it.
 
     The pip command in it also installs those packages of the module's group that are missing too.
 
@@ -47,7 +47,7 @@ def needs_tool(user: str, module: str) -> str:
 
 
 def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
-    """Returns the line of `needs_tool` for a failed import; None if the missing module is of no group.
+    """Return the line of `needs_tool` for a failed import; None if the missing module is of no group.
 
     Then the module is one that this package brings itself, so that something else is broken.
 

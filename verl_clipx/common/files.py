@@ -29,7 +29,7 @@ EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 @contextlib.contextmanager
 def _naming_file_in_errors(path: Path) -> Iterator[None]:
-    """Makes errors within the block name the file, since the OSError of a full disk or of a failed read names none."""
+    """Make errors within the block name the file, since the OSError of a full disk or of a failed read names none."""
     try:
         yield
     except OSError as error:
@@ -41,7 +41,7 @@ def _naming_file_in_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Makes errors within a block that reads a file name it.
+    """Make errors within a block that reads a file name it.
 
     A MemoryError becomes a ValueError: a file that does not fit into memory is probably the wrong one.
     """
@@ -54,7 +54,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path to write to. When the block ends without an exception, that file becomes `path`.
+    """Yield a temporary path to write to. When the block ends without an exception, that file becomes `path`.
 
     The file is flushed to the disk before it is renamed, so that after a crash `path` is the old file or the new one,
     never a part. The folder of `path` is made if it is missing.
@@ -79,7 +79,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def making_folder(folder: Path) -> Iterator[Path]:
-    """Yields a temporary path at which the block creates a folder.
+    """Yield a temporary path at which the block creates a folder.
 
     When the block ends without an exception, that folder is renamed to `folder`; after an exception it is removed. If
     another process has made `folder` in the meantime, that one stays, since either will do.
@@ -97,7 +97,7 @@ def making_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_partials(folder: Path, pattern: str = "*") -> None:
-    """Removes the temporary files that killed processes left in `replacing`; nothing may be writing them now.
+    """Remove the temporary files that killed processes left in `replacing`; nothing may be writing them now.
 
     Args:
         folder: the folder of the files.
@@ -108,7 +108,7 @@ def remove_partials(folder: Path, pattern: str = "*") -> None:
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
-    """Writes a text, completely or not at all.
+    """Write a text, completely or not at all.
 
     Args:
         path: the file.
@@ -125,7 +125,7 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value as indented JSON, completely or not at all."""
+    """Write a value as indented JSON, completely or not at all."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -134,7 +134,7 @@ FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", 
 
 
 def no_formula(cell: Any) -> Any:
-    """Returns a cell of a CSV file as a spreadsheet may read it.
+    """Return a cell of a CSV file as a spreadsheet may read it.
 
     A text that a spreadsheet would take for a formula gets an apostrophe in front. Source: OWASP, CSV Injection.
     """
@@ -144,7 +144,7 @@ def no_formula(cell: Any) -> Any:
 
 
 def hash_of_file(path: Path) -> str:
-    """Returns the SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()
     with _reading(path), path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -153,7 +153,7 @@ def hash_of_file(path: Path) -> str:
 
 
 def hash_of_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
-    """Returns the SHA-256 of a value's canonical JSON, in hexadecimal.
+    """Return the SHA-256 of a value's canonical JSON, in hexadecimal.
 
     Args:
         value: the value.
@@ -164,14 +164,14 @@ def hash_of_json(value: Any, default: Callable[[Any], Any] | None = None) -> str
 
 
 def read_bytes(path: Path) -> bytes:
-    """Returns the content of a file."""
+    """Return the content of a file."""
     _check_kind(path)
     with _reading(path):
         return path.read_bytes()
 
 
 def as_utf8(content: bytes) -> bytes:
-    """Returns the bytes of a text in UTF-8, without a byte order mark.
+    """Return the bytes of a text in UTF-8, without a byte order mark.
 
     Args:
         content: the bytes of a text in UTF-8, UTF-16 or UTF-32. PowerShell writes UTF-16 into files. Bytes that cannot
@@ -188,7 +188,7 @@ def as_utf8(content: bytes) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Returns the content of a file in UTF-8 or UTF-16."""
+    """Return the content of a file in UTF-8 or UTF-16."""
     try:
         return as_utf8(read_bytes(path)).decode()
     except UnicodeDecodeError as error:
@@ -196,14 +196,14 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of a file as bytes, each with its line end."""
+    """Yield the lines of a file as bytes, each with its line end."""
     _check_kind(path)
     with _reading(path), path.open("rb") as file:
         yield from file
 
 
 def file_names_in(folder: Path) -> list[str]:
-    """Returns the names in a folder, sorted; an empty list if there is no such folder.
+    """Return the names in a folder, sorted; an empty list if there is no such folder.
 
     Raises:
         OSError: the folder cannot be read, or the path is no folder. pathlib's glob would ignore both.
@@ -215,7 +215,7 @@ def file_names_in(folder: Path) -> list[str]:
 
 
 def parse_json(content: str | bytes, where: str) -> Any:
-    """Returns the value of a JSON text.
+    """Return the value of a JSON text.
 
     Args:
         content: the text.
@@ -231,14 +231,14 @@ def parse_json(content: str | bytes, where: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Returns the value of a JSON file."""
+    """Return the value of a JSON file."""
     return parse_json(read_bytes(path), str(path))
 
 
 def read_json_object(
     path: Path, shape: Mapping[Any, Any] = EMPTY, remedy: str = "remove it, or create it again"
 ) -> dict[str, Any]:
-    """Returns the object in a JSON file, which must have a shape; see `check_shape`."""
+    """Return the object in a JSON file, which must have a shape; see `check_shape`."""
     content = read_json(path)
     check_shape(path, content, shape, remedy)
     return content
@@ -247,7 +247,7 @@ def read_json_object(
 def check_shape(
     path: Path | str, content: Any, shape: Mapping[Any, Any], remedy: str = "remove it, or create it again"
 ) -> None:
-    """Raises ValueError if a value does not have a shape.
+    """Raise ValueError if a value does not have a shape.
 
     Args:
         path: where the content is from, for the message.
@@ -266,7 +266,7 @@ def check_shape(
 
 
 def _find_difference(value: Any, shape: Any, where: str) -> str | None:
-    """Says where a value does not have a shape; None if it has the shape.
+    """Say where a value does not have a shape; None if it has the shape.
 
     Args:
         value: the value that is checked.
@@ -298,7 +298,7 @@ def _find_difference(value: Any, shape: Any, where: str) -> str | None:
 
 
 def read_config(path: Path) -> "DictConfig":
-    """Returns a configuration as Hydra writes it, not resolved."""
+    """Return a configuration as Hydra writes it, not resolved."""
     import yaml
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -315,7 +315,7 @@ def read_config(path: Path) -> "DictConfig":
 
 
 def read_whole_number(path: Path) -> int:
-    """Returns the number in a file that holds only a whole number, such as verl's file with the last checkpoint's step.
+    """Return the number in a file that holds only a whole number, such as verl's file with the last checkpoint's step.
 
     The number has at most 18 digits and no sign.
     """
@@ -327,7 +327,7 @@ def read_whole_number(path: Path) -> int:
 
 @contextlib.contextmanager
 def parquet_file(path: Path) -> Iterator["pyarrow.parquet.ParquetFile"]:
-    """Yields an open Parquet file.
+    """Yield an open Parquet file.
 
     Errors of pyarrow, also those within the block, become a ValueError that names the file.
     """
@@ -346,7 +346,7 @@ def parquet_file(path: Path) -> Iterator["pyarrow.parquet.ParquetFile"]:
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> "pyarrow.Table":
-    """Returns the table in a Parquet file.
+    """Return the table in a Parquet file.
 
     Args:
         path: the file.
@@ -363,7 +363,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> "pyarrow.Tab
 
 
 def _check_kind(path: Path) -> None:
-    """Raises ValueError if something is at a path that is no file."""
+    """Raise ValueError if something is at a path that is no file."""
     # Opening a pipe would wait for a writer, and the error for a folder does not say what was expected.
     if path.exists() and not path.is_file():
         kind = "a folder" if path.is_dir() else "a device or pipe"
@@ -371,7 +371,7 @@ def _check_kind(path: Path) -> None:
 
 
 def _flush_to_disk(path: Path) -> None:
-    """Waits until a file's content, or a folder's list of names, is on the disk."""
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

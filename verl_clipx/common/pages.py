@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def folder_of_pages() -> Path:
-    """Returns the folder in which `docs` is: the package itself in a wheel, the repository's root in a checkout.
+    """Return the folder in which `docs` is: the package itself in a wheel, the repository's root in a checkout.
 
     Raises:
         FileNotFoundError: there are no pages.
@@ -17,5 +17,5 @@ def folder_of_pages() -> Path:
 
 
 def say_where_pages_are() -> str:
-    """Returns a line that says where the pages are that other lines name."""
+    """Return a line that says where the pages are that other lines name."""
     return f"Find the pages named docs/… in {folder_of_pages()}"

@@ -85,7 +85,7 @@ NEAR = 12
 
 
 def redact(value: Any) -> Any:
-    """Returns a copy of a configuration, a command or a message with `REDACTED` in place of each credential.
+    """Return a copy of a configuration, a command or a message with `REDACTED` in place of each credential.
 
     Args:
         value: nested mappings and lists of plain values. Values that are empty, null, true or false are no credentials.
@@ -107,12 +107,12 @@ def redact(value: Any) -> Any:
 
 
 def is_option(word: Any) -> bool:
-    """Returns whether a word of a command is an option whose value is the next word."""
+    """Return whether a word of a command is an option whose value is the next word."""
     return isinstance(word, str) and word.startswith("--") and "=" not in word
 
 
 def is_credential(name: str, value: Any) -> bool:
-    """Returns whether a value is a credential because of its name."""
+    """Return whether a value is a credential because of its name."""
     text = str(value)
     if value in ("", [], {}) or text.lower() in NOTHING or text.startswith("--"):
         return False
@@ -120,12 +120,12 @@ def is_credential(name: str, value: Any) -> bool:
 
 
 def is_path(name: str, value: str) -> bool:
-    """Returns whether a value is the path of a file or a folder, and its name ends like the name of a path."""
+    """Return whether a value is the path of a file or a folder, and its name ends like the name of a path."""
     return name.lower().endswith(("file", "path", "pwd")) and value.startswith(("/", "~", "."))
 
 
 def names_credential(name: str) -> bool:
-    """Returns whether a name is the name of a credential.
+    """Return whether a name is the name of a credential.
 
     Args:
         name: the name of a key with dots, a variable or an option. `%5F`, the underscore as a URL writes it, counts as
@@ -144,7 +144,7 @@ def names_credential(name: str) -> bool:
 
 
 def redacted_text(text: str) -> str:
-    """Returns a text with `REDACTED` in place of each credential."""
+    """Return a text with `REDACTED` in place of each credential."""
     return "".join(Scan(text).redacted_pieces())
 
 
@@ -164,7 +164,7 @@ class Scan:
         self.place = 0
 
     def redacted_pieces(self) -> list[str]:
-        """Returns the pieces, with `REDACTED` in place of each credential."""
+        """Return the pieces, with `REDACTED` in place of each credential."""
         redacted: list[str] = []
         while self.place < len(self.pieces):
             start = self.place
@@ -176,13 +176,13 @@ class Scan:
         return redacted
 
     def piece(self, place: int) -> str:
-        """Returns the piece at a place; "" if the place is before the first piece or after the last."""
+        """Return the piece at a place; "" if the place is before the first piece or after the last."""
         if 0 <= place < len(self.pieces):
             return self.pieces[place]
         return ""
 
     def move_to_credential(self) -> int:
-        """Moves `place` past the next piece, and on to the credential if that piece says that one follows.
+        """Move `place` past the next piece, and on to the credential if that piece says that one follows.
 
         If the next piece is itself the beginning of a credential, `place` stays.
 
@@ -210,7 +210,7 @@ class Scan:
         return self.end_of_header() if is_header else self.end_of_value()
 
     def end_of_private_key(self) -> int:
-        """Returns the place after the lines of a private key; the place after this piece for any other block."""
+        """Return the place after the lines of a private key; the place after this piece for any other block."""
         start = self.place
         if "PRIVATE" not in self.pieces[start : start + NEAR]:
             self.place += 1
@@ -227,7 +227,7 @@ class Scan:
         return place + 1
 
     def end_in_address(self) -> int:
-        """Returns the place of the @ after an address's user and password; `place` if the address has none.
+        """Return the place of the @ after an address's user and password; `place` if the address has none.
 
         The secret part of a webhook's address is a credential too.
         """
@@ -248,7 +248,7 @@ class Scan:
         return start
 
     def end_of_bearer(self) -> int:
-        """Returns the place after the token that follows the word "Bearer"; `place` if no token follows."""
+        """Return the place after the token that follows the word "Bearer"; `place` if no token follows."""
         token = self.piece(self.place + 1)
         if len(token) < 8 or not any(letter.isdigit() for letter in token):
             return self.place
@@ -256,7 +256,7 @@ class Scan:
         return self.end_of_words(self.place)
 
     def value_of(self, name: str) -> int | None:
-        """Returns the place at which the value of a name begins; None if the name has no value.
+        """Return the place at which the value of a name begins; None if the name has no value.
 
         Args:
             name: the piece before `place`.
@@ -274,7 +274,7 @@ class Scan:
         return place
 
     def is_value(self, name: str, place: int) -> bool:
-        """Returns whether a literal value begins at a place, and not a variable, a call, an option or prose.
+        """Return whether a literal value begins at a place, and not a variable, a call, an option or prose.
 
         Args:
             name: the name before the value.
@@ -293,7 +293,7 @@ class Scan:
         return not is_prose
 
     def end_of_assignment(self, name: str, *, is_default: bool) -> int | None:
-        """Returns the place of the value that is assigned to a name; None if no value is assigned.
+        """Return the place of the value that is assigned to a name; None if no value is assigned.
 
         The value comes after the index, colon, equals sign, quotes and blanks that follow the name.
 
@@ -323,11 +323,11 @@ class Scan:
         return place
 
     def follows_word(self) -> bool:
-        """Returns whether a word stands before the name, as in a sentence."""
+        """Return whether a word stands before the name, as in a sentence."""
         return self.piece(self.place - 2).isspace() and self.piece(self.place - 3)[-1:].isalpha()
 
     def end_of_value(self) -> int:
-        """Returns the place after the value that begins at `place`."""
+        """Return the place after the value that begins at `place`."""
         place = self.place
         if self.pieces[place] == "[":
             return self.end_of_words(place, ends=("]",), may_contain_blanks=True) + 1
@@ -339,7 +339,7 @@ class Scan:
         return self.end_of_words(place)
 
     def end_of_header(self) -> int:
-        """Returns the place after the header value that begins at `place`.
+        """Return the place after the header value that begins at `place`.
 
         The value ends with its line, or before the quote that closes the text around it. Its own quotes, as those of a
         cookie's value or of a parameter, do not end it.
@@ -358,7 +358,7 @@ class Scan:
         return len(self.pieces)
 
     def quote_around_place(self) -> tuple[str, int] | None:
-        """Returns the innermost quote that is open at `place`, and how many backslashes stand before it.
+        """Return the innermost quote that is open at `place`, and how many backslashes stand before it.
 
         None is returned if no quote was opened on the line before `place`.
         """
@@ -380,12 +380,12 @@ class Scan:
         return open_quotes[-1]
 
     def is_apostrophe(self, place: int) -> bool:
-        """Returns whether a piece is the apostrophe of an English word, such as "it's"."""
+        """Return whether a piece is the apostrophe of an English word, such as "it's"."""
         follows_letter = self.piece(place - 1)[-1:].isalpha()
         return self.pieces[place] == "'" and follows_letter and self.piece(place + 1) in AFTER_APOSTROPHE
 
     def end_of_quoted(self, quote: str) -> int:
-        """Returns the place after the value between quotes that begins at `place`.
+        """Return the place after the value between quotes that begins at `place`.
 
         Args:
             quote: the quote before `place`. Backslashes may stand before it, and then before the closing quote too.
@@ -397,14 +397,14 @@ class Scan:
         return len(self.pieces)
 
     def backslashes_before(self, place: int) -> int:
-        """Returns how many backslashes stand before a piece, at most `NEAR`."""
+        """Return how many backslashes stand before a piece, at most `NEAR`."""
         count = 0
         while count < NEAR and self.piece(place - 1 - count) == "\\":
             count += 1
         return count
 
     def end_of_words(self, place: int, ends: tuple[str, ...] = ENDS, *, may_contain_blanks: bool = False) -> int:
-        """Returns the place of the first piece that ends a credential; the place after the last piece if none does.
+        """Return the place of the first piece that ends a credential; the place after the last piece if none does.
 
         Args:
             place: the place where the search begins.

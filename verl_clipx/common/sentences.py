@@ -20,7 +20,7 @@ class Finding(NamedTuple):
 
 
 def number(value: float, low: float | None = None, high: float | None = None, *, digits: int = 3) -> str:
-    """Writes a number and, if it has one, its interval, as in `−0.120 [−0.310, 0.070]`; NaN is a dash.
+    """Write a number and, if it has one, its interval, as in `−0.120 [−0.310, 0.070]`; NaN is a dash.
 
     Args:
         value: the number.
@@ -34,7 +34,7 @@ def number(value: float, low: float | None = None, high: float | None = None, *,
 
 
 def percent(value: float, low: float | None = None, high: float | None = None, *, digits: int | None = None) -> str:
-    """Writes a share in per cent and, if it has one, its interval.
+    """Write a share in per cent and, if it has one, its interval.
 
     Args:
         value: the share.

@@ -23,7 +23,7 @@ _STEERING = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2
 
 
 def harmless(text: str) -> str:
-    """Returns a text without what could control a terminal (ECMA-48, Unicode Standard Annex #9)."""
+    """Return a text without what could control a terminal (ECMA-48, Unicode Standard Annex #9)."""
     return _STEERING.sub("", text)
 
 
@@ -31,17 +31,17 @@ class TerminalConsole(Console):
     """rich's console, which prints only harmless text, whatever it is given; its own styles stay."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yields the segments of something that is printed; see `rich.console.Console.render`."""
+        """Yield the segments of something that is printed; see `rich.console.Console.render`."""
         for segment in super().render(renderable, options):
             # rich's own control codes, which move the cursor, come as separate segments.
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
     def print_line(self, text: str) -> None:
-        """Prints a text as it is, without rich's markup and colours, and with lines of any length unbroken."""
+        """Print a text as it is, without rich's markup and colours, and with lines of any length unbroken."""
         self.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def print_row(self, text: str) -> None:
-        """Prints a text as `print_line` does; on a terminal, broken at blanks and indented from the second line on."""
+        """Print a text as `print_line` does; on a terminal, broken at blanks and indented from the second line on."""
         if self.is_terminal:
             text = textwrap.fill(
                 text, self.width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False
@@ -49,7 +49,7 @@ class TerminalConsole(Console):
         self.print_line(text)
 
     def print_list(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
-        """Prints rows as a table or, if a word would not fit its column, as a list with each cell on a line.
+        """Print rows as a table or, if a word would not fit its column, as a list with each cell on a line.
 
         No word is broken over two lines, so that names can be copied.
 
@@ -86,7 +86,7 @@ class TerminalConsole(Console):
 
 
 def shared_widths(least: Sequence[int], wanted: Sequence[int], spare: int) -> list[int]:
-    """Returns the widths of columns, which share the spare width evenly, but get no more than they want.
+    """Return the widths of columns, which share the spare width evenly, but get no more than they want.
 
     Args:
         least: the least width of each column, in characters.
@@ -120,12 +120,12 @@ def deferring_warnings(console: Console) -> Iterator[None]:
 
 
 def print_plain(text: str) -> None:
-    """Prints a text as it is, for other programs to read: not wrapped, not styled, and at once."""
+    """Print a text as it is, for other programs to read: not wrapped, not styled, and at once."""
     print(harmless(text), flush=True)
 
 
 def with_whole_output(command: Callable[[], None]) -> None:
-    """Runs a command; if standard output is full or was closed by its reader, ends with a message and exit code 1."""
+    """Run a command; if standard output is full or was closed by its reader, ends with a message and exit code 1."""
     # Python has no stream where the caller closed one; a file opened later would take its number.
     closed = sys.stdout is None
     for name in ("stdout", "stderr"):

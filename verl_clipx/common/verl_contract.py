@@ -41,7 +41,7 @@ class Requirement:
 
 
 def names(module: str, *required_names: str) -> list[Requirement]:
-    """Returns the requirements that a module has some names, whatever they stand for."""
+    """Return the requirements that a module has some names, whatever they stand for."""
     return [Requirement(module, name) for name in required_names]
 
 
@@ -158,7 +158,7 @@ REQUIREMENTS = (
 
 @functools.cache
 def changes_in(folder: Path) -> tuple[str, ...]:
-    """Returns what a verl has changed about the names in `REQUIREMENTS`: a clause for each name that is not as needed.
+    """Return what a verl has changed about the names in `REQUIREMENTS`: a clause for each name that is not as needed.
 
     Args:
         folder: that of the package, which holds verl's `__init__.py`.
@@ -169,7 +169,7 @@ def changes_in(folder: Path) -> tuple[str, ...]:
 
 
 def change_of(requirement: Requirement, folder: Path) -> str | None:
-    """Returns a clause that says how verl differs from a requirement; None if it meets the requirement.
+    """Return a clause that says how verl differs from a requirement; None if it meets the requirement.
 
     Args:
         requirement: what the plugin relies on.
@@ -195,7 +195,7 @@ def change_of(requirement: Requirement, folder: Path) -> str | None:
 
 @functools.cache
 def source_of(module: str, folder: Path) -> str | None:
-    """Returns the source of a module of the verl in a folder; None if it has no such module."""
+    """Return the source of a module of the verl in a folder; None if it has no such module."""
     path = folder.joinpath(*module.split(".")[1:])
     for file in (path.with_suffix(".py"), path / "__init__.py"):
         if file.is_file():
@@ -204,7 +204,7 @@ def source_of(module: str, folder: Path) -> str | None:
 
 
 def has_name(source: str, name: str, module: str, folder: Path) -> bool:
-    """Returns whether a module defines or imports a name, or has a submodule of that name.
+    """Return whether a module defines or imports a name, or has a submodule of that name.
 
     Args:
         source: the module's.
@@ -220,7 +220,7 @@ def has_name(source: str, name: str, module: str, folder: Path) -> bool:
 
 
 def definition_of(source: str, name: str) -> str | None:
-    """Returns the source from the definition of a name to the next function or class at its level.
+    """Return the source from the definition of a name to the next function or class at its level.
 
     A method is looked for within its class. None if the source does not define the name.
     """
@@ -251,7 +251,7 @@ class Signature:
 
 
 def signature_of(source: str, name: str) -> Signature | None:
-    """Returns the signature of a function or method; None if the source has none of that name."""
+    """Return the signature of a function or method; None if the source has none of that name."""
     definition = definition_of(source, name)
     if definition is None:
         return None
@@ -268,7 +268,7 @@ def signature_of(source: str, name: str) -> Signature | None:
 
 
 def possible_headers(definition: str) -> Iterator[str]:
-    """Yields, for each colon in a definition, the text before it as a function with an empty body.
+    """Yield, for each colon in a definition, the text before it as a function with an empty body.
 
     One of these texts is the header. The other colons stand in annotations, in defaults or in the body.
     """
@@ -277,7 +277,7 @@ def possible_headers(definition: str) -> Iterator[str]:
 
 
 def signature_from_arguments(arguments: ast.arguments) -> Signature:
-    """Returns the signature of a function from the arguments in its syntax tree."""
+    """Return the signature of a function from the arguments in its syntax tree."""
     positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     keyword_only = [argument.arg for argument in arguments.kwonlyargs]
     # `defaults` belong to the last positional arguments.
@@ -291,7 +291,7 @@ def signature_from_arguments(arguments: ast.arguments) -> Signature:
 
 
 def meets(signature: Signature, requirement: Requirement) -> bool:
-    """Returns whether a function's signature allows what `requirement.use` says that the plugin does with it.
+    """Return whether a function's signature allows what `requirement.use` says that the plugin does with it.
 
     Args:
         signature: that of the function in verl.

@@ -21,7 +21,7 @@ TESTED_RELEASES = ("0.9.0", "0.9.1")
 
 
 def installed_version(distribution: str) -> str | None:
-    """Returns the version of a distribution, None if it is not installed."""
+    """Return the version of a distribution, None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -29,7 +29,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def verl_folder() -> Path | None:
-    """Returns the folder of the verl that Python would import, without importing it; None if there is none."""
+    """Return the folder of the verl that Python would import, without importing it; None if there is none."""
     if "verl" in sys.modules:
         return Path(sys.modules["verl"].__file__).parent
     spec = find_spec("verl")
@@ -37,7 +37,7 @@ def verl_folder() -> Path | None:
 
 
 def verl_version() -> str | None:
-    """Returns the version of the verl that Python would import, without importing it; None if there is none."""
+    """Return the version of the verl that Python would import, without importing it; None if there is none."""
     if "verl" in sys.modules:
         return sys.modules["verl"].__version__
     folder = verl_folder()
@@ -51,7 +51,7 @@ def verl_version() -> str | None:
 
 
 def version_here(distribution: str) -> str | None:
-    """Returns the version of a distribution that Python would import; None if it would find none.
+    """Return the version of a distribution that Python would import; None if it would find none.
 
     A checkout of verl on Python's path comes before a verl that is installed.
     """
@@ -59,12 +59,12 @@ def version_here(distribution: str) -> str | None:
 
 
 def is_tested(version: str) -> bool:
-    """Returns whether tests ran on a version of verl; a local label in it, such as `+cu128`, does not matter."""
+    """Return whether tests ran on a version of verl; a local label in it, such as `+cu128`, does not matter."""
     return Version(version).public in TESTED_RELEASES
 
 
 def unsuitable_verl() -> str | None:
-    """Returns one line that says why the plugin does nothing with the installed verl; None if it extends that verl."""
+    """Return one line that says why the plugin does nothing with the installed verl; None if it extends that verl."""
     version = verl_version()
     if version is None:
         return f"verl-clipx needs verl{VERL_RANGE}, and no verl is installed: pip install 'verl{VERL_RANGE}'"
@@ -82,7 +82,7 @@ def unsuitable_verl() -> str | None:
 
 
 def untested_verl() -> str | None:
-    """Returns one line that says that no test ran on the installed verl, which the plugin extends.
+    """Return one line that says that no test ran on the installed verl, which the plugin extends.
 
     None is returned if tests ran on it, or if the plugin does not extend it.
     """

@@ -14,7 +14,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Asks for SIGTERM when this process's parent ends; a program that this process executes next inherits that."""
+    """Ask for SIGTERM when this process's parent ends; a program that this process executes next inherits that."""
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -104,7 +104,7 @@ def sequence_parallel_key(config: DictConfig) -> str:
     return newer if OmegaConf.select(config, older) == 1 else older
 
 
-class MicroBatch(NamedTuple):
+class MicroBatchSplit(NamedTuple):
     """The micro-batches of one kind of pass.
 
     Attributes:
@@ -118,7 +118,7 @@ class MicroBatch(NamedTuple):
     prompts: int
 
 
-def micro_batches_of(config: DictConfig) -> list[MicroBatch]:
+def micro_batches_of(config: DictConfig) -> list[MicroBatchSplit]:
     """Return the micro-batches of an update, of the pass for old_log_probs, and of the reference model, if one is."""
     rollout_prompts = OmegaConf.select(config, ROLLOUT_PROMPTS)
     mini_batch = OmegaConf.select(config, MINI_BATCH)
@@ -132,7 +132,7 @@ def micro_batches_of(config: DictConfig) -> list[MicroBatch]:
     for prefix, switch, prompts in passes:
         is_token_budget = bool(OmegaConf.select(config, switch))
         name = "max_token_len_per_gpu" if is_token_budget else "micro_batch_size_per_gpu"
-        micro_batches.append(MicroBatch(f"{prefix}_{name}", is_token_budget, prompts))
+        micro_batches.append(MicroBatchSplit(f"{prefix}_{name}", is_token_budget, prompts))
     return micro_batches
 
 

@@ -48,7 +48,7 @@ UPDATES = "the trainer, for the number of updates, which the line names"
 SERVER = "the server that samples"
 
 
-class Row(NamedTuple):
+class KeyRow(NamedTuple):
     """What the plugin knows of a key, and of all keys below it.
 
     Attributes:
@@ -71,18 +71,18 @@ class Row(NamedTuple):
     refused_when: str = ""
 
 
-ROWS: dict[str, Row] = {}
+ROWS: dict[str, KeyRow] = {}
 
 
 def declare(key: str, fate: str, reader: str, default: Any = NOT_READ, *, on_path: bool = True) -> str:
-    """Give a key its row, and return the key. The arguments are the attributes of `Row`.
+    """Give a key its row, and return the key. The arguments are the attributes of `KeyRow`.
 
     Raises:
         ValueError: the key has a row already.
     """
     if key in ROWS:
         raise ValueError(f"{key} has a row already")
-    ROWS[key] = Row(key, fate, reader, default, on_path)
+    ROWS[key] = KeyRow(key, fate, reader, default, on_path)
     return key
 
 
@@ -476,8 +476,8 @@ def declare_beside(key: str, reader: str, default: Any = None) -> str:
 
     Args:
         key: the full key.
-        reader: as in `Row`.
-        default: as in `Row`. The plugin reads the key with every configuration unless this is `NOT_READ`.
+        reader: as in `KeyRow`.
+        default: as in `KeyRow`. The plugin reads the key with every configuration unless this is `NOT_READ`.
     """
     return declare(key, READ_BY_VERL, reader, default, on_path=False)
 
@@ -1187,7 +1187,7 @@ LEFT_OUT = (
 READ = tuple(row.key for row in ROWS.values() if row.default is not NOT_READ)
 
 
-def row_of(key: str) -> Row | None:
+def row_of(key: str) -> KeyRow | None:
     """Return the row of a key: its own, or that of the smallest subtree around it; None if there is no such row."""
     holding = [row for row in ROWS.values() if f"{key}.".startswith(f"{row.key}.")]
     return max(holding, key=lambda row: len(row.key), default=None)

@@ -26,7 +26,7 @@ _PRESETS = "presets"
 _NAME = "<name>"
 
 
-class Setting(NamedTuple):
+class PresetSetting(NamedTuple):
     """A value of a preset, and the comment above it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Setting(NamedTuple):
     comment: str
 
 
-class Entry(NamedTuple):
+class PresetEntry(NamedTuple):
     """A preset, or a part of which presets are made. Hydra could read the same from a YAML file of its own.
 
     Attributes:
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 
     title: str
     defaults: tuple[str | dict[str, str], ...]
-    settings: tuple[Setting, ...]
+    settings: tuple[PresetSetting, ...]
 
 
 class Presets(NamedTuple):
@@ -63,8 +63,8 @@ class Presets(NamedTuple):
         parts: the parts by name, such as method/dapo.
     """
 
-    presets: Mapping[str, Entry]
-    parts: Mapping[str, Entry]
+    presets: Mapping[str, PresetEntry]
+    parts: Mapping[str, PresetEntry]
 
 
 def papers() -> list[str]:
@@ -92,7 +92,7 @@ def read_presets(paper: str) -> Presets:
     return _read(configs_folder() / file_of(paper), paper)
 
 
-def entry_at(path: str) -> Entry | None:
+def entry_at(path: str) -> PresetEntry | None:
     """Return the preset or the part at a path of Hydra's, such as recipe/acpo/method/dapo; None if there is none."""
     group, _, rest = path.partition("/")
     paper, _, name = rest.partition("/")
@@ -104,7 +104,7 @@ def entry_at(path: str) -> Entry | None:
 
 def settings_of(
     node: yaml.MappingNode, values: Mapping[str, Any], lines: list[str], prefix: str = ""
-) -> Iterator[Setting]:
+) -> Iterator[PresetSetting]:
     """Yield the values in a mapping of a YAML file, each with the comment above it.
 
     Args:
@@ -122,7 +122,7 @@ def settings_of(
         if isinstance(value, yaml.MappingNode) and value.value:
             yield from settings_of(value, content, lines, f"{path}.")
         else:
-            yield Setting(path, content, " ".join(_comment_lines(lines, key)))
+            yield PresetSetting(path, content, " ".join(_comment_lines(lines, key)))
 
 
 def _comment_lines(lines: list[str], key: yaml.Node) -> list[str]:
@@ -166,7 +166,7 @@ class _File(NamedTuple):
                 if not isinstance(key, str):
                     raise ValueError(f"{self.path}: {name}: {key}: must be a text. Put it in quotation marks.")
 
-    def read_part(self, key: yaml.ScalarNode, node: yaml.Node) -> Entry:
+    def read_part(self, key: yaml.ScalarNode, node: yaml.Node) -> PresetEntry:
         """Read an entry of `parts`.
 
         Args:
@@ -177,9 +177,9 @@ class _File(NamedTuple):
         if not isinstance(content, dict):
             raise ValueError(f"{where}: must be a mapping of keys to values.")
         self.check_no_file(where, key.value)
-        return Entry(self.read_title(key), (SELF,), tuple(settings_of(node, content, self.lines)))
+        return PresetEntry(self.read_title(key), (SELF,), tuple(settings_of(node, content, self.lines)))
 
-    def read_preset(self, key: yaml.ScalarNode, node: yaml.Node) -> Entry:
+    def read_preset(self, key: yaml.ScalarNode, node: yaml.Node) -> PresetEntry:
         """Read an entry of `presets`; the arguments are those of `read_part`."""
         items = self.values[_PRESETS][key.value]
         where = f"{self.path}: {_PRESETS}: {key.value}"
@@ -200,7 +200,7 @@ class _File(NamedTuple):
                 )
             else:
                 defaults.append(self.default_of(item))
-        return Entry(self.read_title(key), (*defaults, SELF), tuple(settings))
+        return PresetEntry(self.read_title(key), (*defaults, SELF), tuple(settings))
 
     def check_no_file(self, where: str, name: str) -> None:
         """Raise a ValueError if the folder also has a YAML file with the name of an entry.
@@ -216,7 +216,7 @@ class _File(NamedTuple):
         """Return the first line of the comment above an entry; empty if there is no comment."""
         return next(iter(_comment_lines(self.lines, key)), "")
 
-    def settings_of_every_preset(self, name: str) -> list[Setting]:
+    def settings_of_every_preset(self, name: str) -> list[PresetSetting]:
         """Return the values of the section `every_preset`, with a preset's name in place of <name>."""
         if _EVERY not in self.values:
             return []

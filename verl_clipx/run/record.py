@@ -452,7 +452,7 @@ def fields_of(values: Mapping[str, Any]) -> RunRecord:
         critic=Content(paths=paths_of(get(keys.CRITIC_MODEL_PATH))),
         data=Content(paths=paths_of(get(keys.TRAINING_FILES))),
         validation=Content(paths=paths_of(get(keys.VALIDATION_FILES))),
-        reward=reward_of(values),
+        reward=find_reward_function(values),
         resumption=Resumption(mode=get(keys.RESUME_MODE), path=get(keys.RESUME_PATH)),
         receipt=ReceiptResult(tolerance=TOLERANCES.get(str(training.precision))),
     )
@@ -570,7 +570,7 @@ def training_of(values: Mapping[str, Any]) -> Engine:
     )
 
 
-def reward_of(values: Mapping[str, Any]) -> Content:
+def find_reward_function(values: Mapping[str, Any]) -> Content:
     """Return the user's own reward function that a configuration names; without a path if it names none."""
     for node in keys.REWARD_FUNCTIONS:
         function = keys.below(values, node)

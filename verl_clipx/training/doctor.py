@@ -110,7 +110,7 @@ print("COMPOSED", config.{LOSS_MODE}, config.clipx.alpha)
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """One line of the report.
 
     Args:
@@ -126,7 +126,7 @@ class Finding:
     advice: str = ""
 
 
-def format_group(group: str, findings: list[Finding], *, verbose: bool) -> Iterator[tuple[Level, str]]:
+def format_group(group: str, findings: list[DoctorFinding], *, verbose: bool) -> Iterator[tuple[Level, str]]:
     """Yield the level and the text of each line of a group of findings.
 
     All ok findings share one line, or have a line each if `verbose`. Each other finding has a line of its own.
@@ -148,7 +148,7 @@ def format_group(group: str, findings: list[Finding], *, verbose: bool) -> Itera
             yield finding.level, f"{finding.subject}: {finding.result}; {finding.advice}"
 
 
-def check_versions(has_gpu: bool) -> list[Finding]:
+def check_versions(has_gpu: bool) -> list[DoctorFinding]:
     """Check Python, verl, and the versions of the packages that a run may need.
 
     A package in a version that was not tested, or that verl excludes, is a warning. A missing package is a warning too,
@@ -184,27 +184,27 @@ def level_if_unsuitable(distribution: str) -> Level:
     return "warning"
 
 
-def check_python() -> Finding:
+def check_python() -> DoctorFinding:
     """Check whether this project supports the version of Python."""
     version = ".".join(map(str, sys.version_info[:3]))
     if version in PYTHON_RANGE:
-        return Finding("ok", "Python", version)
-    return Finding("error", "Python", version, f"use Python {PYTHON_RANGE}")
+        return DoctorFinding("ok", "Python", version)
+    return DoctorFinding("error", "Python", version, f"use Python {PYTHON_RANGE}")
 
 
-def check_verl() -> Finding:
+def check_verl() -> DoctorFinding:
     """Check whether the plugin extends the installed verl, and whether the plugin's tests ran on that version."""
     version = verl_version() or "not installed"
     unsuitable = unsuitable_verl()
     if unsuitable is not None:
-        return Finding("error", "verl", version, unsuitable)
+        return DoctorFinding("error", "verl", version, unsuitable)
     untested = untested_verl()
     if untested is not None:
-        return Finding("warning", "verl", version, untested)
-    return Finding("ok", "verl", version)
+        return DoctorFinding("warning", "verl", version, untested)
+    return DoctorFinding("ok", "verl", version)
 
 
-def check_distribution(distribution: str, suitable: SpecifierSet, level: Level, advice: str = "") -> Finding:
+def check_distribution(distribution: str, suitable: SpecifierSet, level: Level, advice: str = "") -> DoctorFinding:
     """Check whether a package is installed in a suitable version.
 
     Args:
@@ -215,8 +215,10 @@ def check_distribution(distribution: str, suitable: SpecifierSet, level: Level, 
     """
     version = installed_version(distribution)
     if version is not None and suitable.contains(Version(version).public, prereleases=True):
-        return Finding("ok", distribution, version)
-    return Finding(level, distribution, version or "not installed", advice or f"pip install '{distribution}{suitable}'")
+        return DoctorFinding("ok", distribution, version)
+    return DoctorFinding(
+        level, distribution, version or "not installed", advice or f"pip install '{distribution}{suitable}'"
+    )
 
 
 def run_python(code: str, seconds: int) -> tuple[str, str]:
@@ -261,7 +263,7 @@ def describe_exit(code: int) -> str:
     return f"Python was ended by signal {name}"
 
 
-def check_packages(subject: str, needed: Mapping[str, str], level: Level, advice: str = "") -> Finding:
+def check_packages(subject: str, needed: Mapping[str, str], level: Level, advice: str = "") -> DoctorFinding:
     """Check whether modules can be imported.
 
     Args:
@@ -272,11 +274,11 @@ def check_packages(subject: str, needed: Mapping[str, str], level: Level, advice
     """
     missing = [distribution for module, distribution in needed.items() if importlib.util.find_spec(module) is None]
     if missing:
-        return Finding(level, subject, f"no {', '.join(missing)}", f"{advice}{pip_command(missing)}")
-    return Finding("ok", subject, ", ".join(needed.values()))
+        return DoctorFinding(level, subject, f"no {', '.join(missing)}", f"{advice}{pip_command(missing)}")
+    return DoctorFinding("ok", subject, ", ".join(needed.values()))
 
 
-def check_extras(has_gpu: bool) -> list[Finding]:
+def check_extras(has_gpu: bool) -> list[DoctorFinding]:
     """Check the packages that every run needs, those of the commands, and without a GPU those of CPU runs."""
     only_commands = {module: name for module, name in TOOLS.items() if module not in OF_TRAINING}
     advice = "training needs them only for the rewards of mathematics. To use those and all commands: "
@@ -289,7 +291,7 @@ def check_extras(has_gpu: bool) -> list[Finding]:
     return findings
 
 
-def check_registration(where: str, output: str, error: str) -> list[Finding]:
+def check_registration(where: str, output: str, error: str) -> list[DoctorFinding]:
     """Check whether the losses and the training worker are registered in an interpreter.
 
     Args:
@@ -306,26 +308,28 @@ def check_registration(where: str, output: str, error: str) -> list[Finding]:
             f"verl did not load the clipx plugin. VERL_USE_EXTERNAL_PLUGINS is {chosen_plugins!r}; it must be auto or "
             f"contain clipx, and verl-clipx must be installed in this environment; {INSTALL_THIS}"
         )
-        return [Finding("error", f"losses {where}", "not registered", advice)]
-    registered = Finding("ok", f"losses {where}", f"{len(losses)} registered: {', '.join(losses)}")
+        return [DoctorFinding("error", f"losses {where}", "not registered", advice)]
+    registered = DoctorFinding("ok", f"losses {where}", f"{len(losses)} registered: {', '.join(losses)}")
     if TRAINING_WORKER in worker_classes:
-        return [registered, Finding("ok", f"training worker {where}", TRAINING_WORKER)]
+        return [registered, DoctorFinding("ok", f"training worker {where}", TRAINING_WORKER)]
     advice = (
         "another plugin has replaced ActorRolloutRefWorker.actor_worker_cls, so metrics would not be exact; remove it"
     )
     worker = worker_classes[0] if worker_classes else "none"
-    return [registered, Finding("error", f"training worker {where}", worker, advice)]
+    return [registered, DoctorFinding("error", f"training worker {where}", worker, advice)]
 
 
-def check_hydra(output: str, error: str) -> Finding:
+def check_hydra(output: str, error: str) -> DoctorFinding:
     """Check whether verl's own configuration finds the plugin's groups.
 
     Args:
         output, error: what `run_python` returned for `CHECK_HERE`.
     """
     if "COMPOSED clipx_acpo 2" in output:
-        return Finding("ok", "Hydra groups", "+clipx=acpo composes with verl's ppo_trainer")
-    return Finding("error", "Hydra groups", "+clipx=acpo does not compose", error or output or "reinstall verl-clipx")
+        return DoctorFinding("ok", "Hydra groups", "+clipx=acpo composes with verl's ppo_trainer")
+    return DoctorFinding(
+        "error", "Hydra groups", "+clipx=acpo does not compose", error or output or "reinstall verl-clipx"
+    )
 
 
 def count_gpus() -> int:
@@ -337,24 +341,24 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def check_accelerators() -> list[Finding]:
+def check_accelerators() -> list[DoctorFinding]:
     """Report the build of torch and the GPUs."""
     if importlib.util.find_spec("torch") is None:
-        return [Finding("error", "torch build", "not installed", needs_tool("every run", "torch"))]
+        return [DoctorFinding("error", "torch build", "not installed", needs_tool("every run", "torch"))]
     import torch
 
-    findings = [Finding("ok", "torch build", f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}")]
+    findings = [DoctorFinding("ok", "torch build", f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}")]
     gpu_count = count_gpus()
     for number in range(gpu_count):
         gpu = torch.cuda.get_device_properties(number)
-        findings.append(Finding("ok", f"GPU {number}", f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"))
+        findings.append(DoctorFinding("ok", f"GPU {number}", f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"))
     if gpu_count == 0:
         advice = "without a GPU, runs need VERL_PLATFORM=cpu and +hardware=cpu; on a GPU machine, a torch for its CUDA"
-        findings.append(Finding("warning", "GPUs", "none", advice))
+        findings.append(DoctorFinding("warning", "GPUs", "none", advice))
     return findings
 
 
-def examine_environment(*, ray: bool) -> Iterator[tuple[str, list[Finding]]]:
+def examine_environment(*, ray: bool) -> Iterator[tuple[str, list[DoctorFinding]]]:
     """Run all checks; yield each group's name and findings as soon as they are known, so that progress can be shown.
 
     If the plugin does not extend the installed verl, the checks of registration and composition are left out, because

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tests.losses.methods.hand_rows import tokens_at
 from verl_clipx.cli import app
-from verl_clipx.losses.applying.metric_listing import LISTS, rows_of
+from verl_clipx.losses.applying.metric_listing import LISTS, list_metric_rows
 from verl_clipx.losses.applying.metrics import (
     add_metrics_over_updates,
     merge_metrics_of_passes,
@@ -178,7 +178,7 @@ def test_the_mean_age_is_shown_once_a_sample_was_older():
 def test_the_command_lists_every_key(name, options):
     result = CliRunner().invoke(app, ["metrics", name, *options], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    assert [key for row in rows_of(name) for key in row.keys if key not in result.output] == []
+    assert [key for row in list_metric_rows(name) for key in row.keys if key not in result.output] == []
 
 
 @pytest.mark.parametrize("options", [(), ("--markdown",)])

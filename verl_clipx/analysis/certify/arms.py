@@ -74,7 +74,7 @@ class Question:
     has: Callable[[Run], Any] = bool
 
     def answer(self, arms: Arms) -> Answer:
-        """Returns the answer. It is "not recorded" where a run lacks what the question needs."""
+        """Return the answer. It is "not recorded" where a run lacks what the question needs."""
         lacking: list[str] = []
         if self.needs:
             lacking = [run.name for run in arms.runs if not self.has(run)]
@@ -89,7 +89,7 @@ class Question:
 
 
 def question(text: str, *, needs: str = "", has: Callable[[Run], Any] = bool) -> Callable[..., Question]:
-    """Makes the decorated function a question; the arguments are as in `Question`."""
+    """Make the decorated function a question; the arguments are as in `Question`."""
 
     def declare(ask: Callable[[Arms], Outcome]) -> Question:
         return Question(text=text, ask=ask, needs=needs, has=has)
@@ -98,7 +98,7 @@ def question(text: str, *, needs: str = "", has: Callable[[Run], Any] = bool) ->
 
 
 def decided(wrong: Sequence[str], right: str, unknown: Sequence[str] = ()) -> Outcome:
-    """Returns the outcome of a question.
+    """Return the outcome of a question.
 
     Args:
         wrong: messages on what is wrong. With any of them the question has failed.
@@ -114,7 +114,7 @@ def decided(wrong: Sequence[str], right: str, unknown: Sequence[str] = ()) -> Ou
 
 
 def listed(texts: Sequence[str], most: int = 4) -> str:
-    """Returns the first texts with commas between them, and how many more there are; "" if there is none.
+    """Return the first texts with commas between them, and how many more there are; "" if there is none.
 
     Args:
         texts: names, hashes or clauses.
@@ -127,7 +127,7 @@ def listed(texts: Sequence[str], most: int = 4) -> str:
 
 
 def unrecorded_second_runs(arms: Arms) -> list[str]:
-    """Returns what `decided` takes as `unknown` where an arm has a single run, and therefore a single seed.
+    """Return what `decided` takes as `unknown` where an arm has a single run, and therefore a single seed.
 
     Returns:
         One text on the arms with a single run; an empty list if each arm has two runs or more.

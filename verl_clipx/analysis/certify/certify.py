@@ -18,7 +18,7 @@ WIDTH_OF_VERDICT = 14
 
 
 def certify(words: Sequence[str], vary: Sequence[str]) -> list[Answer]:
-    """Answers every question about the runs of two arms, in the order of the questions.
+    """Answer every question about the runs of two arms, in the order of the questions.
 
     Args:
         words: the paths of the runs, with `vs` between those of the two arms.
@@ -40,7 +40,7 @@ def certify(words: Sequence[str], vary: Sequence[str]) -> list[Answer]:
 
 
 def _read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Reads runs. Texts tell those of the same name apart by the path of the folder that the run is in.
+    """Read runs. Texts tell those of the same name apart by the path of the folder that the run is in.
 
     Args:
         paths: the paths of the runs, as for `read_run`.
@@ -59,7 +59,7 @@ def _read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def exit_code(answers: Sequence[Answer]) -> int:
-    """Returns 1 if a question failed, else 3 if one has no evidence, else 0: every question passed."""
+    """Return 1 if a question failed, else 3 if one has no evidence, else 0: every question passed."""
     verdicts = {answer.verdict for answer in answers}
     if Verdict.FAILED in verdicts:
         return 1
@@ -69,7 +69,7 @@ def exit_code(answers: Sequence[Answer]) -> int:
 
 
 def format_answers(answers: Sequence[Answer]) -> list[str]:
-    """Returns what the command prints: a line that counts the verdicts, then a line for each answer.
+    """Return what the command prints: a line that counts the verdicts, then a line for each answer.
 
     The line of an answer has its verdict, its question and its evidence.
     """

@@ -32,7 +32,7 @@ LARGEST_DISTINCT_SHARE_OF_REPEATS = 0.5
 
 @cache
 def data_by_step(run: Run) -> dict[int, tuple[float, ...]]:
-    """Returns the logged numbers that tell a step's batch from others: its rewards, lengths and advantages.
+    """Return the logged numbers that tell a step's batch from others: its rewards, lengths and advantages.
 
     A step that lacks one of these numbers is left out, and so is a step with fewer than `FEWEST_NUMBERS` different
     ones. The result is empty if the log has fewer than `FEWEST_NUMBERS` such metrics.
@@ -79,13 +79,13 @@ def seeds_reach(arms: Arms) -> Outcome:
 
 
 def comparable_steps(left: Run, right: Run) -> list[int]:
-    """Returns the steps in which both runs have fingerprints by the same definition, in their order."""
+    """Return the steps in which both runs have fingerprints by the same definition, in their order."""
     steps = sorted(left.batches.keys() & right.batches.keys())
     return [step for step in steps if definition_of(left.batches[step]) == definition_of(right.batches[step])]
 
 
 def unrecorded_fingerprints(left: Run, right: Run) -> list[str]:
-    """Returns what `decided` takes as `unknown` where common steps of two runs lack fingerprints to compare.
+    """Return what `decided` takes as `unknown` where common steps of two runs lack fingerprints to compare.
 
     Returns:
         One text on all such steps; an empty list if there is none.
@@ -101,7 +101,7 @@ def unrecorded_fingerprints(left: Run, right: Run) -> list[str]:
 
 
 def describe_comparable_steps(left: Run, right: Run) -> str:
-    """Says in which steps the fingerprints of two runs can be compared; there must be at least one."""
+    """Say in which steps the fingerprints of two runs can be compared; there must be at least one."""
     steps = comparable_steps(left, right)
     if len(steps) == 1:
         return f"step {steps[0]} alone"
@@ -109,7 +109,7 @@ def describe_comparable_steps(left: Run, right: Run) -> str:
 
 
 def definition_of(batch: Mapping[str, Any]) -> int:
-    """Returns the number of the definition that a batch's fingerprints follow.
+    """Return the number of the definition that a batch's fingerprints follow.
 
     Batches whose fingerprints follow the first definition are written without a number.
     """
@@ -117,7 +117,7 @@ def definition_of(batch: Mapping[str, Any]) -> int:
 
 
 def have_equal_fingerprints(left: Run, right: Run, name: str) -> bool:
-    """Returns whether a fingerprint of two runs is the same in every comparable step.
+    """Return whether a fingerprint of two runs is the same in every comparable step.
 
     Args:
         left, right: two runs with at least one comparable step.
@@ -169,7 +169,7 @@ def are_paired(arms: Arms) -> Outcome:
 
 
 def pairs_by_seed(arms: Arms) -> list[tuple[Run, Run]]:
-    """Returns the pairs of a run of the first arm and a run of the second that have the same seed."""
+    """Return the pairs of a run of the first arm and a run of the second that have the same seed."""
     pairs = itertools.product(arms.first, arms.second)
     return [(left, right) for left, right in pairs if left.seed == right.seed is not None]
 
@@ -193,7 +193,7 @@ def arms_part(arms: Arms) -> Outcome:
 
 
 def later_steps(left: Run, right: Run) -> list[int]:
-    """Returns the common steps, without the first, in which two runs say by the same measure what they trained on.
+    """Return the common steps, without the first, in which two runs say by the same measure what they trained on.
 
     The steps are in their order. Step 0, in which a run only validates, is no training step.
     """
@@ -202,7 +202,7 @@ def later_steps(left: Run, right: Run) -> list[int]:
 
 
 def measure_of(run: Run, step: int) -> str | None:
-    """Returns the measure by which a run says what it trained on in a step; None if it does not say it."""
+    """Return the measure by which a run says what it trained on in a step; None if it does not say it."""
     if step in run.batches and run.batches[step]["sequences"]:
         return f"fingerprints by definition {definition_of(run.batches[step])}"
     if step in data_by_step(run):
@@ -211,7 +211,7 @@ def measure_of(run: Run, step: int) -> str | None:
 
 
 def trained_on(run: Run, step: int) -> Any:
-    """Returns what tells the samples of a step from others: its fingerprint, or the rewards and lengths in the log."""
+    """Return what tells the samples of a step from others: its fingerprint, or the rewards and lengths in the log."""
     if step in run.batches and run.batches[step]["sequences"]:
         return run.batches[step]["rows"]
     return data_by_step(run)[step]
@@ -252,7 +252,7 @@ def trained_once(arms: Arms) -> Outcome:
 
 
 def rows_by_step(run: Run) -> dict[int, tuple[int, str]]:
-    """Returns the fingerprint of each step's rows, with the number of its definition before it.
+    """Return the fingerprint of each step's rows, with the number of its definition before it.
 
     Steps in which no token counts are left out.
     """
@@ -264,7 +264,7 @@ def rows_by_step(run: Run) -> dict[int, tuple[int, str]]:
 
 
 def wrong_updates(run: Run) -> list[str]:
-    """Returns messages on the first step in which the rows of a run's updates are wrong; empty if there is none.
+    """Return messages on the first step in which the rows of a run's updates are wrong; empty if there is none.
 
     Rows are wrong if an update of an earlier step has the same ones, or if the updates of a step do not have the rows
     of its batch.
@@ -288,7 +288,7 @@ def wrong_updates(run: Run) -> list[str]:
 
 
 def trains_all(updates: Sequence[str], rows: str) -> bool:
-    """Returns whether updates have each row of their batch equally often, as epochs and Lopti's passes do.
+    """Return whether updates have each row of their batch equally often, as epochs and Lopti's passes do.
 
     The fingerprint of several rows is the sum of theirs, modulo 2**64.
 
@@ -325,7 +325,7 @@ def not_older(arms: Arms) -> Outcome:
 
 
 def oldest_in(run: Run) -> float | None:
-    """Returns the age of a run's oldest sample, in weight versions; None if neither its batches nor its log says it."""
+    """Return the age of a run's oldest sample, in weight versions; None if neither its batches nor its log says it."""
     ages = [step - 1 - batch["versions"][0] for step, batch in run.batches.items() if "versions" in batch]
     for key in AGE_KEYS:
         ages.extend(run.values(key))

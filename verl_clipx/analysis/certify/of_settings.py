@@ -78,7 +78,7 @@ def differ_as_stated(arms: Arms) -> Outcome:
 
 
 def describe_difference(key: str, first: str | None, second: str | None) -> str:
-    """Returns the message that the arms differ in a key.
+    """Return the message that the arms differ in a key.
 
     Args:
         key: the key of the configuration.
@@ -97,7 +97,7 @@ def describe_difference(key: str, first: str | None, second: str | None) -> str:
 def differences_between(
     arms: Arms, values_of: Callable[[Run], Mapping[str, str]]
 ) -> dict[str, tuple[str | None, str | None]]:
-    """Returns the values in which the arms differ.
+    """Return the values in which the arms differ.
 
     Args:
         arms: the two arms.
@@ -118,7 +118,7 @@ def differences_between(
 
 
 def further_values(run: Run) -> dict[str, str]:
-    """Returns what `--vary` may name beside the keys of the configuration that are compared, by name.
+    """Return what `--vary` may name beside the keys of the configuration that are compared, by name.
 
     These are the hash of each thing that the run read, or its paths where the hash is not recorded; what the run
     started from; and its versions. Empty values are left out.
@@ -172,7 +172,7 @@ def same_versions(arms: Arms) -> Outcome:
 
 
 def versions_of(run: Run) -> dict[str, str]:
-    """Returns a run's versions, the plugin's commit and hash, and the kinds of accelerators.
+    """Return a run's versions, the plugin's commit and hash, and the kinds of accelerators.
 
     They have the names by which `--vary` takes them.
     """
@@ -184,7 +184,7 @@ def versions_of(run: Run) -> dict[str, str]:
 
 
 def missing_packages(run: Run) -> list[str]:
-    """Returns the packages that a run needed and whose version its record lacks."""
+    """Return the packages that a run needed and whose version its record lacks."""
     needed = list(PACKAGES)
     if run.record.rollout.name in ENGINES:
         needed.append(run.record.rollout.name)
@@ -232,7 +232,7 @@ def same_data(arms: Arms) -> Outcome:
 
 
 def same_contents(arms: Arms, compared_keys: Sequence[str]) -> Outcome:
-    """Decides whether what each key names has the same content in all runs; keys that `--vary` names are left out."""
+    """Decide whether what each key names has the same content in all runs; keys that `--vary` names are left out."""
     wrong: list[str] = []
     unknown: list[str] = []
     asked_keys = [key for key in compared_keys if not matches(key, arms.vary)]
@@ -249,7 +249,7 @@ def same_contents(arms: Arms, compared_keys: Sequence[str]) -> Outcome:
 
 
 def compare_hashes(key: str, runs: Sequence[Run], hashes: Sequence[str | None]) -> tuple[list[str], list[str]]:
-    """Compares the hashes of what a key names.
+    """Compare the hashes of what a key names.
 
     Args:
         key: the key of the configuration.
@@ -332,7 +332,7 @@ def same_start(arms: Arms) -> Outcome:
 
 
 def unlike_samplers(arms: Arms) -> list[str]:
-    """Compares how far each run's sampler was from its trainer in the first step.
+    """Compare how far each run's sampler was from its trainer in the first step.
 
     In the first step the trainers of all runs have the same weights. A run whose sampler is much farther away therefore
     samples with another precision or temperature, or its sampler did not get these weights.
@@ -364,7 +364,7 @@ def unlike_samplers(arms: Arms) -> list[str]:
 
 
 def vary_more_than_loss(arms: Arms) -> bool:
-    """Returns whether `--vary` names something in which the arms differ and that is no key of the loss."""
+    """Return whether `--vary` names something in which the arms differ and that is no key of the loss."""
     if not arms.vary:
         return False
     differing_names = {*differences_between(arms, further_values), *differences_between(arms, compared_values)}
@@ -372,7 +372,7 @@ def vary_more_than_loss(arms: Arms) -> bool:
 
 
 def start_of(run: Run) -> str | None:
-    """Returns what a run started from, in words.
+    """Return what a run started from, in words.
 
     None is returned for a checkpoint whose hash is not known: the record lacks it, or the run seems to have started
     from a checkpoint only because it names one or because its log begins after step 1.
@@ -402,8 +402,8 @@ def same_denominator(arms: Arms) -> Outcome:
 def same_reward(arms: Arms) -> Outcome:
     """Is the reward the same function with the same settings, from a file with the same content?"""
     reference = arms.runs[0]
-    expected = reward_of(reference, arms.vary)
-    unlike = [run.name for run in arms.runs if reward_of(run, arms.vary) != expected]
+    expected = select_reward_settings(reference, arms.vary)
+    unlike = [run.name for run in arms.runs if select_reward_settings(run, arms.vary) != expected]
     if unlike:
         return Outcome(Verdict.FAILED, f"another reward than in {reference.name}: {listed(unlike)}")
     if not any(run.record.reward.paths for run in arms.runs):
@@ -418,8 +418,8 @@ def same_reward(arms: Arms) -> Outcome:
     return Outcome(Verdict.PASSED, "one file by its hash")
 
 
-def reward_of(run: Run, vary: Sequence[str]) -> dict[str, object]:
-    """Returns the keys of a run's reward that should not differ, with their values.
+def select_reward_settings(run: Run, vary: Sequence[str]) -> dict[str, object]:
+    """Return the keys of a run's reward that should not differ, with their values.
 
     In place of a path, the value is whether the path is set, because files are compared by their content.
     """

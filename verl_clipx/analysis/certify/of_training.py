@@ -70,17 +70,17 @@ def trained_as_much(arms: Arms) -> Outcome:
 
 
 def tokens_of(run: Run) -> int:
-    """Returns how many tokens counted in a run's loss, by its fingerprints; 0 if it has none."""
+    """Return how many tokens counted in a run's loss, by its fingerprints; 0 if it has none."""
     return sum(batch["tokens"] for batch in run.batches.values())
 
 
 def common_batches(reference: Run, run: Run) -> list[int]:
-    """Returns the steps of which both runs have fingerprints, in their order."""
+    """Return the steps of which both runs have fingerprints, in their order."""
     return sorted(reference.batches.keys() & run.batches.keys())
 
 
 def unlike_in_updates(reference: Run, run: Run) -> list[str]:
-    """Returns a message if two runs made different numbers of updates a step, by their fingerprints.
+    """Return a message if two runs made different numbers of updates a step, by their fingerprints.
 
     A worker or a trainer may not keep to the configured number. Runs whose configured numbers differ get no message
     here, since the comparison of their amounts says so.
@@ -101,13 +101,13 @@ def unlike_in_updates(reference: Run, run: Run) -> list[str]:
 
 
 def numbers_of_updates(run: Run, steps: Sequence[int]) -> set[int]:
-    """Returns the numbers of updates that a run made in some of its steps, by its fingerprints, without 0."""
+    """Return the numbers of updates that a run made in some of its steps, by its fingerprints, without 0."""
     numbers = {len(run.batches[step].get("updates", ())) for step in steps}
     return numbers - {0}
 
 
 def unlike_in_samples(reference: Run, run: Run) -> list[str]:
-    """Returns messages if two runs trained different mean numbers of prompts or responses a step.
+    """Return messages if two runs trained different mean numbers of prompts or responses a step.
 
     The numbers are those of the fingerprints. As in `unlike_in_updates`, a number is compared only if the
     configurations of both runs agree on it.
@@ -131,12 +131,12 @@ def unlike_in_samples(reference: Run, run: Run) -> list[str]:
 
 
 def are_unlike(first: float, second: float) -> bool:
-    """Returns whether two amounts differ by more than `LARGEST_RELATIVE_DIFFERENCE` of the larger one."""
+    """Return whether two amounts differ by more than `LARGEST_RELATIVE_DIFFERENCE` of the larger one."""
     return abs(first - second) > LARGEST_RELATIVE_DIFFERENCE * max(first, second)
 
 
 def unlike_in_rate(reference: Run, run: Run) -> list[str]:
-    """Returns a message on the first step that two runs logged with different learning rates; empty if there is none.
+    """Return a message on the first step that two runs logged with different learning rates; empty if there is none.
 
     Runs whose records have different optimizers are not compared: their rates differ as their configurations say.
     """
@@ -156,7 +156,7 @@ def unlike_in_rate(reference: Run, run: Run) -> list[str]:
 
 
 def skipped_unlike(arms: Arms) -> list[str]:
-    """Returns a message if one arm skipped a clearly larger share of its updates than the other."""
+    """Return a message if one arm skipped a clearly larger share of its updates than the other."""
     first = mean(skipped_share(run) for run in arms.first)
     second = mean(skipped_share(run) for run in arms.second)
     if abs(first - second) <= LARGEST_DIFFERENCE_OF_SHARES:
@@ -165,7 +165,7 @@ def skipped_unlike(arms: Arms) -> list[str]:
 
 
 def counted_unlike(arms: Arms) -> list[str]:
-    """Returns a message on which tokens counted in the losses; empty if the arms are alike.
+    """Return a message on which tokens counted in the losses; empty if the arms are alike.
 
     There is a message if the loss of a run counted no token, or if the losses of one arm counted a larger share of the
     sampled tokens than those of the other.
@@ -185,7 +185,7 @@ def counted_unlike(arms: Arms) -> list[str]:
 
 
 def counted_share(run: Run) -> float | None:
-    """Returns the share of the sampled tokens that counted in the loss; None if the log or the record lacks a part."""
+    """Return the share of the sampled tokens that counted in the loss; None if the log or the record lacks a part."""
     steps = [step for step in run.batches if step in run.log.index]
     batch = run.record.batch
     if not steps or not batch.prompts or not batch.responses:
@@ -200,7 +200,7 @@ def counted_share(run: Run) -> float | None:
 
 
 def skipped_share(run: Run) -> float:
-    """Returns the share of a run's updates that were skipped; 0 if the log does not say it.
+    """Return the share of a run's updates that were skipped; 0 if the log does not say it.
 
     Without the plugin's count, one skipped update is assumed for each step whose gradient norm is not finite.
     """
@@ -211,7 +211,7 @@ def skipped_share(run: Run) -> float:
 
 
 def without_gradient(arms: Arms) -> list[str]:
-    """Returns a message on the runs in which every finite gradient norm is 0, so that nothing was trained.
+    """Return a message on the runs in which every finite gradient norm is 0, so that nothing was trained.
 
     A run that logged no finite gradient norm is not named.
     """
@@ -226,7 +226,7 @@ def without_gradient(arms: Arms) -> list[str]:
 
 
 def not_finite_unlike(arms: Arms) -> list[str]:
-    """Returns a message if one arm had a clearly larger share of responses with values that are not finite."""
+    """Return a message if one arm had a clearly larger share of responses with values that are not finite."""
     first = mean(not_finite_share(run) for run in arms.first)
     second = mean(not_finite_share(run) for run in arms.second)
     if abs(first - second) <= LARGEST_DIFFERENCE_OF_SHARES:
@@ -238,7 +238,7 @@ def not_finite_unlike(arms: Arms) -> list[str]:
 
 
 def not_finite_share(run: Run) -> float:
-    """Returns the share of a run's responses with values that are not finite; 0 if the log does not say it.
+    """Return the share of a run's responses with values that are not finite; 0 if the log does not say it.
 
     It is the largest of the plugin's counts over the number of responses. Where the counts or the number of responses
     are unknown, it is the share of the steps whose mean reward is not finite.
@@ -252,12 +252,12 @@ def not_finite_share(run: Run) -> float:
 
 
 def steps_of(run: Run) -> list[int]:
-    """Returns the numbers of a run's training steps; at step 0 it only validates."""
+    """Return the numbers of a run's training steps; at step 0 it only validates."""
     return [step for step in run.log.index if step > 0]
 
 
 def span_of(run: Run) -> str:
-    """Says how many training steps a run has, and which are the first and the last."""
+    """Say how many training steps a run has, and which are the first and the last."""
     steps = steps_of(run)
     if not steps:
         return "no step"
@@ -265,7 +265,7 @@ def span_of(run: Run) -> str:
 
 
 def amounts_of(run: Run) -> dict[str, int | None]:
-    """Returns how much a run trains, by its configuration.
+    """Return how much a run trains, by its configuration.
 
     Returns:
         From a unit to a number; None where the number is unknown.
@@ -295,7 +295,7 @@ def clip_acts(arms: Arms) -> Outcome:
 
 
 def judge_clip(run: Run) -> Outcome:
-    """Decides whether the clip acted in a run.
+    """Decide whether the clip acted in a run.
 
     The evidence is what is wrong, what is not recorded, or the share of clipped tokens, each with the run's name.
     """
@@ -324,7 +324,7 @@ def judge_clip(run: Run) -> Outcome:
 
 
 def compare_with_floor(run: Run, table: pandas.DataFrame) -> Outcome:
-    """Decides whether a run's later updates clip more tokens than rounding does; the outcome is as in `judge_clip`.
+    """Decide whether a run's later updates clip more tokens than rounding does; the outcome is as in `judge_clip`.
 
     Args:
         run: a run that logged its floor, which is the clipping of the first updates, before anything has moved.
@@ -350,7 +350,7 @@ def compare_with_floor(run: Run, table: pandas.DataFrame) -> Outcome:
 
 
 def receipt_of(run: Run) -> ReceiptResult:
-    """Returns the worst result of a run's receipts.
+    """Return the worst result of a run's receipts.
 
     The record has the receipt of the last start, unless it is an older record, which has none. The log has the receipts
     of all starts.
@@ -370,7 +370,7 @@ def receipt_of(run: Run) -> ReceiptResult:
 
 
 def has_receipt(run: Run) -> bool:
-    """Returns whether a run has a receipt.
+    """Return whether a run has a receipt.
 
     A receipt that compared no token has no difference; it says only how many checks did not hold.
     """
@@ -434,7 +434,7 @@ def same_validation(arms: Arms) -> Outcome:
 
 
 def problems_by_step(run: Run) -> dict[int, tuple[int, frozenset[str]]]:
-    """Returns what each of a run's validations asked.
+    """Return what each of a run's validations asked.
 
     Returns:
         From a step to the largest number of answers to a problem, and the problems.

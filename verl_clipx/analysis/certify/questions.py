@@ -29,5 +29,5 @@ QUESTIONS: dict[str, Question] = {asked.text: asked for asked in ASKED}
 
 
 def answers_of(arms: Arms) -> list[Answer]:
-    """Returns an answer to every question."""
+    """Return an answer to every question."""
     return [asked.answer(arms) for asked in ASKED]

@@ -102,12 +102,12 @@ RUN_LENGTH = (TOTAL_EPOCHS, TOTAL_STEPS, "*.optim.total_training_steps")
 
 
 def matches(key: str, patterns: Sequence[str]) -> bool:
-    """Returns whether a key matches one of the patterns; a key matches itself."""
+    """Return whether a key matches one of the patterns; a key matches itself."""
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def compared_values(run: Run) -> dict[str, str]:
-    """Returns the values of a run's configuration that two runs of an experiment must share.
+    """Return the values of a run's configuration that two runs of an experiment must share.
 
     Keys that may differ, and keys without a value, are left out. A value that refers to a key that may differ names
     that key.
@@ -135,12 +135,12 @@ def compared_values(run: Run) -> dict[str, str]:
 
 
 def starts_from_checkpoint(run: Run) -> bool:
-    """Returns whether a run's first step was trained from a checkpoint, by its record or its configuration."""
+    """Return whether a run's first step was trained from a checkpoint, by its record or its configuration."""
     return bool(run.record.start.paths) or run.record.resumption.is_named
 
 
 def rate_follows_length(run: Run) -> bool:
-    """Returns whether the learning rate at a step depends on how many steps the run has.
+    """Return whether the learning rate at a step depends on how many steps the run has.
 
     It does if the rate decays, or if it rises at first for a share of the steps.
     """
@@ -153,7 +153,7 @@ def rate_follows_length(run: Run) -> bool:
 
 
 def differing(runs: Sequence[Run], values_of: Callable[[Run], Mapping[str, str]]) -> dict[str, list[str | None]]:
-    """Returns the values that are not the same in all runs.
+    """Return the values that are not the same in all runs.
 
     Args:
         runs: any runs.

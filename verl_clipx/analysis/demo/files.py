@@ -11,7 +11,7 @@ RUNS, PAGE = ("grpo-seed1", "acpo-seed1"), "report.html"
 
 
 def write_demo(out: Path) -> None:
-    """Writes the two runs and their page into a folder, which may have them already.
+    """Write the two runs and their page into a folder, which may have them already.
 
     Raises:
         ValueError: something else stands where the folder or one of the files would be written.
@@ -33,7 +33,7 @@ def _first() -> str:
 
 
 def describe(out: Path) -> str:
-    """Says what was written, and what to type next."""
+    """Say what was written, and what to type next."""
     grpo, acpo = (out / run for run in RUNS)
     return f"""{out / PAGE}: what clipping did to the tokens of two small runs, GRPO and ACPO.
 Each trained a policy of about a million parameters for 8 steps on two CPU cores, with seed 1. Try next{_first()}:

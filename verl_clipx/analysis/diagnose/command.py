@@ -19,7 +19,7 @@ FAILED = 3
 
 
 def findings_as_json(run: Run) -> dict[str, Any]:
-    """Returns what diagnose says of a run, for JSON.
+    """Return what diagnose says of a run, for JSON.
 
     Returns:
         findings: a dictionary for each rule that the run meets, in the order of `diagnose`. `link` is the page that
@@ -124,7 +124,7 @@ def _name_source(key: str, run: Run) -> str:
 
 
 def fails(run: Run, names: Sequence[str]) -> bool:
-    """Returns whether a run has a finding on which the user wants the command to fail.
+    """Return whether a run has a finding on which the user wants the command to fail.
 
     Args:
         names: of rules and of kinds. A kind stands for itself and for all graver ones.

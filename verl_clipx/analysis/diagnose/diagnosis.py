@@ -49,7 +49,7 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(run: Run, rules: Sequence[Rule] = RULES) -> list[Diagnosis]:
-    """Returns a diagnosis for each rule that a run meets, in the order of `order_diagnoses`.
+    """Return a diagnosis for each rule that a run meets, in the order of `order_diagnoses`.
 
     Args:
         run: a run that has ended, or one that still trains, with its log so far.
@@ -65,7 +65,7 @@ def diagnose(run: Run, rules: Sequence[Rule] = RULES) -> list[Diagnosis]:
 
 
 def order_diagnoses(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Returns diagnoses in the order in which a reader should see them.
+    """Return diagnoses in the order in which a reader should see them.
 
     Facts come before trends, and trends before remarks. Diagnoses of one kind are ordered by their onset. But a
     diagnosis that makes the advice of others void comes right before the first of these.
@@ -80,14 +80,14 @@ def order_diagnoses(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
 
 
 def write_remedy(rule: Rule, run: Run) -> str:
-    """Returns what a rule advises in a run; some rules advise the same in all runs."""
+    """Return what a rule advises in a run; some rules advise the same in all runs."""
     if isinstance(rule.remedy, str):
         return rule.remedy
     return rule.remedy(run)
 
 
 def add_values_to_keys(text: str, run: Run) -> str:
-    """Returns a text in which the run's own value follows each key of the configuration, as in `rollout.n (here 8)`.
+    """Return a text in which the run's own value follows each key of the configuration, as in `rollout.n (here 8)`.
 
     A key without a value in the run's configuration, or with one that is neither a number nor true or false, stays
     alone. A key in the text may leave out `actor_rollout_ref` at its beginning.
@@ -106,7 +106,7 @@ def add_values_to_keys(text: str, run: Run) -> str:
 
 
 def keys_missing_for(rule: Rule, run: Run) -> list[str]:
-    """Returns the metrics and keys that a run lacks for a rule; none if the rule can be checked."""
+    """Return the metrics and keys that a run lacks for a rule; none if the rule can be checked."""
     missing = missing_in(run, rule.reads)
     has_substitute = bool(rule.instead) and not missing_in(run, rule.instead)
     if has_substitute:
@@ -118,12 +118,12 @@ def keys_missing_for(rule: Rule, run: Run) -> list[str]:
 
 
 def missing_in(run: Run, names: Iterable[str]) -> list[str]:
-    """Returns those metrics and keys that are neither in a run's log nor in its configuration."""
+    """Return those metrics and keys that are neither in a run's log nor in its configuration."""
     return [name for name in names if not _is_logged(run, name) and name not in run.configuration]
 
 
 def _is_logged(run: Run, pattern: str) -> bool:
-    """Returns whether the log has a finite number of a metric.
+    """Return whether the log has a finite number of a metric.
 
     Args:
         pattern: the metric's key; a * in it stands for any characters, so that it may match several metrics.
@@ -133,7 +133,7 @@ def _is_logged(run: Run, pattern: str) -> bool:
 
 
 def keys_missing_by_rule(run: Run) -> dict[str, list[str]]:
-    """Returns, by the name of each rule that applies to a run, the metrics and keys that the run lacks for it.
+    """Return, by the name of each rule that applies to a run, the metrics and keys that the run lacks for it.
 
     A rule for which nothing is missing can be checked.
 
@@ -146,7 +146,7 @@ def keys_missing_by_rule(run: Run) -> dict[str, list[str]]:
 
 
 def _applies_to(rule: Rule, run: Run) -> bool:
-    """Returns whether a rule applies to a run: it is about all runs, or about an option that the run uses.
+    """Return whether a rule applies to a run: it is about all runs, or about an option that the run uses.
 
     A run uses an option if it logs one of the metrics in `rule.about`, or if its configuration sets one of the keys in
     it, or a key below such a one, to anything but null.

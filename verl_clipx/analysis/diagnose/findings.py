@@ -48,24 +48,24 @@ Sides = tuple[Comparison, dict[str, Any]]
 
 
 def clipped_share(setting: Setting) -> pandas.Series:
-    """Returns the share of tokens outside the bounds where PPO clips, by step; empty if a run does not log it."""
+    """Return the share of tokens outside the bounds where PPO clips, by step; empty if a run does not log it."""
     return setting.mean(keys.CLIPPED_LOW).add(setting.mean(keys.CLIPPED_HIGH)).dropna()
 
 
 def mass_shares(setting: Setting) -> pandas.DataFrame:
-    """Returns each region's share of the gradient mass, a row for each step; without rows if a run does not log it."""
+    """Return each region's share of the gradient mass, a row for each step; without rows if a run does not log it."""
     mass = pandas.DataFrame({region: setting.mean(key) for region, key in keys.MASS.items()}).dropna()
     total = mass.sum(axis=1)
     return mass[total > 0].div(total[total > 0], axis=0)
 
 
 def has_searched_bounds(setting: Setting) -> bool:
-    """Returns whether all runs of a setting log both bounds that BAPO searches, at a common step."""
+    """Return whether all runs of a setting log both bounds that BAPO searches, at a common step."""
     return len(setting.mean(keys.BOUND_LOW)) > 0 and len(setting.mean(keys.BOUND_HIGH)) > 0
 
 
 def compare_rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """Compares the settings' rewards in training and held out.
+    """Compare the settings' rewards in training and held out.
 
     The findings are verdicts if each setting has three seeds, and descriptions if one has fewer.
 
@@ -95,7 +95,7 @@ def compare_rewards(settings: list[Setting], baseline: Setting | None = None) ->
 
 
 def compare_collapses(settings: list[Setting], baseline: Setting | None = None) -> Finding | None:
-    """Says which share of the seeds of each setting collapsed.
+    """Say which share of the seeds of each setting collapsed.
 
     None if a setting has fewer than MIN_SEEDS seeds with rewards, or if there is a single setting and none collapsed.
 
@@ -136,14 +136,14 @@ def compare_collapses(settings: list[Setting], baseline: Setting | None = None) 
 
 
 def _remedy_of_collapse(settings: list[Setting]) -> str:
-    """Returns what to do in the first run that collapsed."""
+    """Return what to do in the first run that collapsed."""
     rule = next(rule for rule in RULES if rule.name == REWARD_COLLAPSE)
     run = next(run for setting in settings for run in setting.runs if rule.onset(run))
     return write_remedy(rule, run)
 
 
 def _find_collapse_of_seeds(setting: Setting) -> list[int | None]:
-    """Returns, for each seed with rewards, the first step at which a run with this seed had collapsed.
+    """Return, for each seed with rewards, the first step at which a run with this seed had collapsed.
 
     The step is None for a seed of which no run collapsed.
     """
@@ -166,7 +166,7 @@ def _find_collapse_of_seeds(setting: Setting) -> list[int | None]:
 
 
 def _compare_shares_of_collapsed(base: list[int | None], other: list[int | None]) -> Comparison:
-    """Compares the shares of two settings' seeds that collapsed.
+    """Compare the shares of two settings' seeds that collapsed.
 
     Args:
         base, other: from `_find_collapse_of_seeds`.
@@ -177,7 +177,7 @@ def _compare_shares_of_collapsed(base: list[int | None], other: list[int | None]
 
 
 def _say_collapsed(label: str, steps: list[int | None]) -> str:
-    """Says how many seeds of a setting collapsed and from which steps on, with an interval of their share.
+    """Say how many seeds of a setting collapsed and from which steps on, with an interval of their share.
 
     Args:
         label: the setting's label.
@@ -192,7 +192,7 @@ def _say_collapsed(label: str, steps: list[int | None]) -> str:
 
 
 def _compare_training(baseline: Setting, setting: Setting) -> Sides | None:
-    """Compares the mean training rewards over the steps that all runs have; None with fewer than two such steps."""
+    """Compare the mean training rewards over the steps that all runs have; None with fewer than two such steps."""
     baseline_rewards = baseline.table(keys.REWARD)
     setting_rewards = setting.table(keys.REWARD)
     common_steps = baseline_rewards.index.intersection(setting_rewards.index)
@@ -207,7 +207,7 @@ def _compare_training(baseline: Setting, setting: Setting) -> Sides | None:
 
 
 def _compare_held_out(baseline: Setting, setting: Setting) -> Sides | None:
-    """Compares the rewards of the last validation that all runs have.
+    """Compare the rewards of the last validation that all runs have.
 
     Returns:
         None if all runs have no validation after an update in common, or if the last such validation has not the same
@@ -242,7 +242,7 @@ def _sides(
     baseline_rewards: pandas.DataFrame,
     setting_rewards: pandas.DataFrame,
 ) -> Sides:
-    """Returns a comparison of a setting with the baseline, and what `judge` needs besides it.
+    """Return a comparison of a setting with the baseline, and what `judge` needs besides it.
 
     Args:
         baseline, setting: the two settings.
@@ -261,14 +261,14 @@ def _sides(
 
 
 def _name_runs(setting: Setting) -> str:
-    """Returns what a sentence calls the runs of a setting."""
+    """Return what a sentence calls the runs of a setting."""
     if len(setting.runs) == 1:
         return setting.name_of(setting.runs[0])
     return f"the {len(setting.runs)} runs of {setting.label}"
 
 
 def _compare_with_start(setting: Setting) -> Finding | None:
-    """Says whether the held-out reward of a run changed from its first validation to its last.
+    """Say whether the held-out reward of a run changed from its first validation to its last.
 
     None if the setting has several runs, or its run fewer than two validations.
     """
@@ -295,7 +295,7 @@ def _compare_with_start(setting: Setting) -> Finding | None:
 
 
 def find_alarms(settings: list[Setting], baseline: Setting | None = None) -> list[Alarm]:
-    """Returns what the runs are diagnosed with; runs with the same diagnosis share an alarm.
+    """Return what the runs are diagnosed with; runs with the same diagnosis share an alarm.
 
     If there are seeds enough, the alarm of the collapses says which share of the seeds collapsed, with an interval.
 
@@ -327,7 +327,7 @@ def find_alarms(settings: list[Setting], baseline: Setting | None = None) -> lis
 
 
 def _alarm_of(alike: list[Diagnosis], runs: int) -> Alarm:
-    """Returns one alarm for all runs that meet a rule.
+    """Return one alarm for all runs that meet a rule.
 
     Args:
         alike: the diagnoses with this rule, one for each of these runs.

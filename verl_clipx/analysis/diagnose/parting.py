@@ -31,7 +31,7 @@ class Parting(NamedTuple):
 
 
 def find_parting(first_run: Run, second_run: Run) -> Parting:
-    """Finds the first training step at which two runs log different values.
+    """Find the first training step at which two runs log different values.
 
     It compares the metrics that both runs log, except times, throughput and counters. A metric that only one of the
     runs logs at a step, as where the other one does not validate, is no difference.
@@ -70,7 +70,7 @@ def find_parting(first_run: Run, second_run: Run) -> Parting:
 
 
 def find_logged(run: Run, log: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns where a run logged a value, which may be NaN: booleans, a row for each step, a column for each metric.
+    """Return where a run logged a value, which may be NaN: booleans, a row for each step, a column for each metric.
 
     Args:
         run: the run.
@@ -84,7 +84,7 @@ def find_logged(run: Run, log: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def agree_in_samples(both_logged: pandas.Series, differs: pandas.Series) -> bool:
-    """Returns whether two runs logged the same reward and the same response length in a step.
+    """Return whether two runs logged the same reward and the same response length in a step.
 
     Args:
         both_logged: for each metric, whether both runs logged it in the step.
@@ -95,7 +95,7 @@ def agree_in_samples(both_logged: pandas.Series, differs: pandas.Series) -> bool
 
 
 def say_where(first_name: str, second_name: str, parting: Parting) -> list[str]:
-    """Returns a sentence that says where two runs part, and the lines that stand below it.
+    """Return a sentence that says where two runs part, and the lines that stand below it.
 
     Args:
         first_name, second_name: the names of the runs, in the order in which `find_parting` compared them.

@@ -37,12 +37,12 @@ LIMITS_OF_WIDE = (
 
 
 def trains_our_loss(run: Run) -> bool:
-    """Returns whether the record names a loss of this plugin or, in a part of a record, parameters of one."""
+    """Return whether the record names a loss of this plugin or, in a part of a record, parameters of one."""
     return run.record.loss.is_ours
 
 
 def advise_on_values_not_finite(run: Run) -> str:
-    """Advises where to look for the sources of values that are not finite: a run with this plugin names them."""
+    """Advise where to look for the sources of values that are not finite: a run with this plugin names them."""
     logged_by_plugin = any(key in run.log for key in (keys.SKIPPED_UPDATES, *keys.HEALTH_COUNTS))
     loss = run.record.loss
     if logged_by_plugin or loss.method is not None or loss.function is not None:
@@ -51,7 +51,7 @@ def advise_on_values_not_finite(run: Run) -> str:
 
 
 def advise_on_skipped_updates(run: Run) -> str:
-    """Says what an update that is skipped means for the run, and advises where to look for its cause."""
+    """Say what an update that is skipped means for the run, and advise where to look for its cause."""
     subject = "The policy" if run.takes_not_finite_updates is False else "If skipped, the policy"
     return (
         f"{subject} stayed as it was, so that such a step shows less of the method. {advise_on_values_not_finite(run)}"
@@ -59,7 +59,7 @@ def advise_on_skipped_updates(run: Run) -> str:
 
 
 def advise_on_entropy_collapse(run: Run) -> str:
-    """Returns advice against a collapse of entropy: the first that a run has not followed yet.
+    """Return advice against a collapse of entropy: the first that a run has not followed yet.
 
     The order is: not to lower entropy by an entropy term, to widen the clip, to lower the learning rate.
     """
@@ -80,7 +80,7 @@ def advise_on_entropy_collapse(run: Run) -> str:
 
 
 def advise_on_entropy_explosion(run: Run) -> str:
-    """Returns advice against an explosion of entropy: a smaller entropy term or, without one, a lower learning rate."""
+    """Return advice against an explosion of entropy: a smaller entropy term or, without one, a lower learning rate."""
     coefficient = run.record.terms.entropy
     lower = "actor.entropy_coeff" if is_number(coefficient) and coefficient > 0 else "actor.optim.lr"
     if keeps_no_checkpoint(run):
@@ -89,34 +89,34 @@ def advise_on_entropy_explosion(run: Run) -> str:
 
 
 def advise_on_fallen_reward(run: Run) -> str:
-    """Returns advice for a run whose reward fell."""
+    """Return advice for a run whose reward fell."""
     if keeps_no_checkpoint(run):
         return f"Run again with a lower actor.optim.lr. {NO_CHECKPOINT}"
     return "Go back to a checkpoint before the fall, with a lower actor.optim.lr."
 
 
 def advise_on_fallen_held_out_score(run: Run) -> str:
-    """Returns advice for a run whose held-out score fell while its reward rose."""
+    """Return advice for a run whose held-out score fell while its reward rose."""
     if keeps_no_checkpoint(run):
         return f"Find out what the reward pays for that the held-out score does not. {NO_CHECKPOINT}"
     return "Go back to the checkpoint with the best held-out score."
 
 
 def advise_on_weights_not_finite(run: Run) -> str:
-    """Returns advice for a run whose weights may not be finite."""
+    """Return advice for a run whose weights may not be finite."""
     if keeps_no_checkpoint(run):
         return f"The weights may not be finite from then on: start again. {NO_CHECKPOINT}"
     return "The weights may not be finite from then on: resume from an earlier checkpoint."
 
 
 def keeps_no_checkpoint(run: Run) -> bool:
-    """Returns whether the configuration says that the run saves no checkpoint."""
+    """Return whether the configuration says that the run saves no checkpoint."""
     every = run.record.length.save_every
     return is_number(every) and every <= 0
 
 
 def advise_wide_bounds(run: Run) -> str:
-    """Advises to set the bounds WIDE_LOW and WIDE_HIGH; a lower bound that is as low already is left out."""
+    """Advise to set the bounds WIDE_LOW and WIDE_HIGH; a lower bound that is as low already is left out."""
     upper = f"{upper_bound_key(run)} to {upper_bound_value(run, WIDE_HIGH)}"
     if trains_our_loss(run):
         low = run.record.loss.parameters.get("clip_low")
@@ -133,21 +133,21 @@ def advise_wide_bounds(run: Run) -> str:
 
 
 def clips_tokens(run: Run) -> bool:
-    """Returns whether the run's loss clips each token's ratio at fixed bounds; verl's default loss does."""
+    """Return whether the run's loss clips each token's ratio at fixed bounds; verl's default loss does."""
     if trains_our_loss(run):
         return run.method != SEQUENCE_CLIP and "clip_high" in run.record.loss.parameters
     return run.record.loss.mode in (None, TOKEN_CLIP)
 
 
 def upper_bound(run: Run) -> float | None:
-    """Returns the upper bound on the ratio of a loss that clips tokens; None if it has none."""
+    """Return the upper bound on the ratio of a loss that clips tokens; None if it has none."""
     if trains_our_loss(run):
         return run.record.loss.parameters["clip_high"]
     return 1 + clip_ratio(run, "clip_ratio_high")
 
 
 def clip_ratio(run: Run, name: str) -> float:
-    """Returns the width of verl's clip on one side, as verl reads it: the side's own key counts before clip_ratio.
+    """Return the width of verl's clip on one side, as verl reads it: the side's own key counts before clip_ratio.
 
     Args:
         run: a run of a loss of verl's.
@@ -160,19 +160,19 @@ def clip_ratio(run: Run, name: str) -> float:
 
 
 def upper_bound_key(run: Run) -> str:
-    """Returns the key of the upper bound, as a remedy names it."""
+    """Return the key of the upper bound, as a remedy names it."""
     return "clipx.clip_high" if trains_our_loss(run) else "actor.clip_ratio_high"
 
 
 def upper_bound_value(run: Run, bound: float) -> str:
-    """Writes an upper bound as the value of `upper_bound_key`; verl's key takes the width above 1."""
+    """Write an upper bound as the value of `upper_bound_key`; verl's key takes the width above 1."""
     if trains_our_loss(run):
         return f"{bound:g}"
     return f"{bound - 1:g}, which is a ratio of {bound:g}"
 
 
 def advise_on_one_sided_clipping(run: Run, side: str) -> str:
-    """Returns advice for a run that clips nearly all its clipped tokens on one side.
+    """Return advice for a run that clips nearly all its clipped tokens on one side.
 
     Args:
         run: the run.
@@ -193,7 +193,7 @@ def advise_on_one_sided_clipping(run: Run, side: str) -> str:
 
 
 def advise_on_alike_samples(run: Run) -> str:
-    """Returns advice for a run whose samples of a prompt score alike.
+    """Return advice for a run whose samples of a prompt score alike.
 
     If the sampling itself makes them alike, it is `advise_on_sampling`. Otherwise the advice is harder or easier
     prompts, by the place of the mean score between the lowest and the highest score.
@@ -218,7 +218,7 @@ def advise_on_alike_samples(run: Run) -> str:
 
 
 def advise_on_sampling(run: Run) -> str | None:
-    """Returns advice on the sampling if the configuration makes all samples of a prompt alike; None if it does not."""
+    """Return advice on the sampling if the configuration makes all samples of a prompt alike; None if it does not."""
     temperature = run.record.sampling.temperature
     if run.record.batch.responses == 1:
         return "Draw several samples of each prompt: raise rollout.n."
@@ -228,7 +228,7 @@ def advise_on_sampling(run: Run) -> str | None:
 
 
 def advise_on_missing_signal(run: Run) -> str:
-    """Returns advice for a run in which no advantage differs from 0.
+    """Return advice for a run in which no advantage differs from 0.
 
     It depends on whether all samples of the last step have one score, and on whether this is the best score or none.
     """
@@ -250,14 +250,14 @@ def advise_on_missing_signal(run: Run) -> str:
 
 
 def advise_more_updates(run: Run) -> str:
-    """Advises several updates on a rollout batch."""
+    """Advise several updates on a rollout batch."""
     if run.record.batch.mini_batch == 1:
         return "Raise actor.ppo_epochs: a mini-batch is one prompt already."
     return "Make actor.ppo_mini_batch_size smaller, so that each rollout batch gets several updates."
 
 
 def advise_on_few_tokens_in_bins(run: Run) -> str:
-    """Returns advice for a run whose probability bins have too few tokens: more tokens, or a smaller alpha."""
+    """Return advice for a run whose probability bins have too few tokens: more tokens, or a smaller alpha."""
     if run.record.loss.parameters.get("scope") == "micro_batch":
         return "Set clipx.scope to mini_batch, so that statistics are over all tokens of an update."
     prompts = run.record.batch.prompts
@@ -268,7 +268,7 @@ def advise_on_few_tokens_in_bins(run: Run) -> str:
 
 
 def advise_on_missed_target(run: Run) -> str:
-    """Returns advice for a run whose bounds miss the target that they hold."""
+    """Return advice for a run whose bounds miss the target that they hold."""
     rounding = measure_target_of_rounding(run)
     value = run.record.loss.modifiers.get("hold", {}).get("value")
     if rounding is None or not is_number(value) or rounding <= value:
@@ -280,7 +280,7 @@ def advise_on_missed_target(run: Run) -> str:
 
 
 def advise_on_anchored_ratio(run: Run) -> str:
-    """Returns advice for a run whose ratio is not 1 in the first update on a rollout batch."""
+    """Return advice for a run whose ratio is not 1 in the first update on a rollout batch."""
     bypass = run.record.correction.bypass
     if bypass:
         return f"Set {BYPASS} to false: with it the clip acts on the mismatch too."
@@ -290,14 +290,14 @@ def advise_on_anchored_ratio(run: Run) -> str:
 
 
 def advise_scoring_tokens(run: Run) -> str:
-    """Advises how to find out which weights drew the samples."""
+    """Advise how to find out which weights drew the samples."""
     if run.traces is not None and not run.traces.is_dir():
         return "Run again with +clipx/trace=prompts: clipx recompute RUN CHECKPOINT… then scores the new run's tokens."
     return "Score its traced tokens with the checkpoints around that step: clipx recompute RUN CHECKPOINT…"
 
 
 def advise_on_drifting_sampler(run: Run) -> str:
-    """Returns advice for a run in which nothing is clipped, although the sampler has drifted away from the policy."""
+    """Return advice for a run in which nothing is clipped, although the sampler has drifted away from the policy."""
     correction = run.record.correction
     if correction.bypass:
         return (
@@ -331,7 +331,7 @@ def advise_on_drifting_sampler(run: Run) -> str:
 
 
 def takes_ratio_to_sampler(run: Run) -> bool:
-    """Returns whether the plugin's method takes its ratio to the policy that sampled, even outside bypass mode.
+    """Return whether the plugin's method takes its ratio to the policy that sampled, even outside bypass mode.
 
     False for a loss of verl's, and for one of the user's own, of which the record does not say it.
     """
@@ -340,7 +340,7 @@ def takes_ratio_to_sampler(run: Run) -> bool:
 
 
 def advise_on_dropped_prompts(run: Run) -> str:
-    """Returns advice for a run that drops prompts, with all their samples, for their age."""
+    """Return advice for a run that drops prompts, with all their samples, for their age."""
     return (
         f"Set {TOO_OLD} to wait, or raise {OLDEST_ALLOWED}: a long answer takes longest, so dropping the oldest drops "
         "long answers first."
@@ -348,7 +348,7 @@ def advise_on_dropped_prompts(run: Run) -> str:
 
 
 def advise_on_collapsed_weights(run: Run) -> str:
-    """Returns advice for a run whose importance weights are worth few samples."""
+    """Return advice for a run whose importance weights are worth few samples."""
     kind = run.record.correction.weights
     if kind is None:
         # The weights were logged, but the record does not say of which kind.

@@ -81,7 +81,7 @@ RULES: list[Rule] = []
 
 
 def rule(name: str, kind: Kind = Kind.REMARK, **further: Any) -> Callable[[Detector], Detector]:
-    """Declares a rule whose onset the decorated function finds.
+    """Declare a rule whose onset the decorated function finds.
 
     Args:
         name, kind: as for `Rule`.
@@ -96,7 +96,7 @@ def rule(name: str, kind: Kind = Kind.REMARK, **further: Any) -> Callable[[Detec
 
 
 def rule_of_limit(name: str, kind: Kind = Kind.REMARK, *, reads: str, limit: float, **further: Any) -> None:
-    """Declares a rule on a metric that stays at or above a limit for as many steps as a state must last.
+    """Declare a rule on a metric that stays at or above a limit for as many steps as a state must last.
 
     Args:
         name, kind: as for `Rule`.
@@ -115,13 +115,13 @@ def rule_of_limit(name: str, kind: Kind = Kind.REMARK, *, reads: str, limit: flo
 
 
 def training_values(run: Run, key: str) -> pandas.Series:
-    """Returns a metric's finite values by training step, without those of a validation before the first."""
+    """Return a metric's finite values by training step, without those of a validation before the first."""
     values = run.values(key)
     return values[values.index > 0]
 
 
 def first_lasting_step(state: pandas.Series, steps: int = LASTING) -> int | None:
-    """Returns the first step of a state that lasts; None if it never lasts.
+    """Return the first step of a state that lasts; None if it never lasts.
 
     Args:
         state: whether a run is in the state, by logged step.
@@ -134,7 +134,7 @@ def first_lasting_step(state: pandas.Series, steps: int = LASTING) -> int | None
 
 
 def say_when_halved(values: pandas.Series, best: float, until: int) -> str:
-    """Says by which step a metric had fallen below half of its best, and stayed there for three steps.
+    """Say by which step a metric had fallen below half of its best, and stayed there for three steps.
 
     Args:
         values: the metric's, by step.

@@ -101,7 +101,7 @@ def find_skipped_updates(run: Run) -> Onset | None:
 
 
 def find_steps_with_not_finite_gradient(run: Run) -> list[int]:
-    """Returns the steps with an update whose gradient is not finite.
+    """Return the steps with an update whose gradient is not finite.
 
     The plugin counts such updates. In a log without this count, they are the steps whose gradient norm is not finite.
     """
@@ -112,7 +112,7 @@ def find_steps_with_not_finite_gradient(run: Run) -> list[int]:
 
 
 def _find_not_finite_updates(run: Run) -> Onset | None:
-    """Finds the first step with an update whose gradient is not finite, and counts such updates since."""
+    """Find the first step with an update whose gradient is not finite, and count such updates since."""
     steps = find_steps_with_not_finite_gradient(run)
     if not steps:
         return None
@@ -127,7 +127,7 @@ def _find_not_finite_updates(run: Run) -> Onset | None:
 
 
 def _say_not_finite_updates(run: Run, steps: list[int], trained_since: int) -> str:
-    """Says how many updates had a gradient that is not finite, and whether verl skipped or took them.
+    """Say how many updates had a gradient that is not finite, and whether verl skipped or took them.
 
     Args:
         run: the run.
@@ -199,7 +199,7 @@ def find_others_not_finite(run: Run) -> Onset | None:
 
 
 def list_keys_not_finite(run: Run) -> list[str]:
-    """Returns the metrics that were logged as a value that is not finite, and should be finite.
+    """Return the metrics that were logged as a value that is not finite, and should be finite.
 
     First come those from which the others follow, then the others by name. The gradient's norm is left out if the rules
     about updates report it already.
@@ -213,7 +213,7 @@ def list_keys_not_finite(run: Run) -> list[str]:
 
 
 def is_of_training(key: str) -> bool:
-    """Returns whether a metric is one of the training itself, or stands for the held-out scores.
+    """Return whether a metric is one of the training itself, or stands for the held-out scores.
 
     If such a metric is not finite, the training or what it learned may be broken.
     """
@@ -225,7 +225,7 @@ MOST_NAMED = 6
 
 
 def _find_first_onset(first_step_by_description: dict[str, int]) -> Onset | None:
-    """Returns one onset for all values that are not finite: the earliest step, and up to MOST_NAMED descriptions.
+    """Return one onset for all values that are not finite: the earliest step, and up to MOST_NAMED descriptions.
 
     None if there are no such values.
 
@@ -399,7 +399,7 @@ FLOAT32_TOLERANCE = 1e-6
 
 
 def advise_on_clipped_side(run: Run) -> str:
-    """Advises to widen the bound beyond which nearly all clipped tokens are."""
+    """Advise to widen the bound beyond which nearly all clipped tokens are."""
     step = find_one_sided_clipping(run).step
     side = "low" if run.values(keys.CLIPPED_LOW)[step] > run.values(keys.CLIPPED_HIGH)[step] else "high"
     return advise_on_one_sided_clipping(run, side)
@@ -430,7 +430,7 @@ def find_one_sided_clipping(run: Run) -> Onset | None:
 
 
 def _list_values(values: pandas.Series) -> str:
-    """Lists metrics with their values in one step.
+    """List metrics with their values in one step.
 
     Args:
         values: from a metric's key to its value.
@@ -476,7 +476,7 @@ def find_single_updates(run: Run) -> Onset | None:
 
 
 def only_rounding_moves_ratio(run: Run) -> bool:
-    """Returns whether nothing but rounding takes the ratio away from 1 in a whole run.
+    """Return whether nothing but rounding takes the ratio away from 1 in a whole run.
 
     The configuration then gives each rollout batch a single update, at the weights that computed `old_log_probs`. The
     worker logs a floor only if the weights have not moved, so a logged floor confirms the configuration.
@@ -520,7 +520,7 @@ def find_clipping_of_rounding(run: Run) -> Onset | None:
 
 
 def clips_like_floor(run: Run, window: pandas.DataFrame) -> bool:
-    """Returns whether later updates clip no larger a share than the floor, except by chance.
+    """Return whether later updates clip no larger a share than the floor, except by chance.
 
     False if there are too few tokens to tell.
 
@@ -541,7 +541,7 @@ def clips_like_floor(run: Run, window: pandas.DataFrame) -> bool:
 
 
 def _say_clipped_like_floor(run: Run, window: pandas.DataFrame) -> str:
-    """Returns the evidence: the shares that later updates and first updates clip, and the floor in other micro-batches.
+    """Return the evidence: the shares that later updates and first updates clip, and the floor in other micro-batches.
 
     The floor in other micro-batches is a second measurement, which a run makes once or not at all.
 
@@ -562,7 +562,7 @@ def _say_clipped_like_floor(run: Run, window: pandas.DataFrame) -> str:
 
 
 def moves_policy(run: Run) -> bool:
-    """Returns whether the log shows that updates move the policy.
+    """Return whether the log shows that updates move the policy.
 
     The log shows it if some gradient norm is above 0 and, in a log with learning rates, some learning rate is too.
     """
@@ -572,7 +572,7 @@ def moves_policy(run: Run) -> bool:
 
 
 def _find_target_share(run: Run) -> float | None:
-    """Returns the target that BAPO's search has for the share of positive tokens.
+    """Return the target that BAPO's search has for the share of positive tokens.
 
     None if the run has no target, or if its target is for another quantity than the share.
     """
@@ -762,7 +762,7 @@ def find_sampler_jump(run: Run) -> Onset | None:
 
 
 def _explain_sampler_jump(run: Run, since: pandas.Series) -> str:
-    """Says what a jump of the sampler away from the trainer looks like, from what came after it.
+    """Say what a jump of the sampler away from the trainer looks like, from what came after it.
 
     Args:
         run: the run.
@@ -848,7 +848,7 @@ def find_dropped_prompts(run: Run) -> Onset | None:
 
 
 def find_dropped_shares(run: Run) -> pandas.Series:
-    """Returns, by step, which share of the prompts was dropped for its age, over as many steps as a state must last.
+    """Return, by step, which share of the prompts was dropped for its age, over as many steps as a state must last.
 
     It is empty if the run does not say how many prompts a step trains.
     """
@@ -861,7 +861,7 @@ def find_dropped_shares(run: Run) -> pandas.Series:
 
 
 def _say_lengths(run: Run, dropped: pandas.Series) -> str:
-    """Says how long the trained answers were on average in steps that dropped prompts and in the others.
+    """Say how long the trained answers were on average in steps that dropped prompts and in the others.
 
     Args:
         run: the run.
@@ -915,7 +915,7 @@ def find_collapsed_weights(run: Run) -> Onset | None:
 
 
 def list_truncations(run: Run) -> dict[str, str]:
-    """Returns the settings that truncate sampling: from each setting with its value to the value that does not."""
+    """Return the settings that truncate sampling: from each setting with its value to the value that does not."""
     sampling = run.record.sampling
     truncations: dict[str, str] = {}
     if is_number(sampling.top_p) and sampling.top_p < 1:
@@ -926,7 +926,7 @@ def list_truncations(run: Run) -> dict[str, str]:
 
 
 def advise_whole_sampling(run: Run) -> str:
-    """Advises to sample from the whole distribution."""
+    """Advise to sample from the whole distribution."""
     return f"Sample with {' and '.join(list_truncations(run).values())}."
 
 
@@ -996,7 +996,7 @@ def find_reward_collapse(run: Run) -> Onset | None:
 
 
 def _say_fall_of_reward(values: pandas.Series, place: int, kept: float) -> str:
-    """Returns the evidence of a fall: what the reward was before it, and from it on.
+    """Return the evidence of a fall: what the reward was before it, and from it on.
 
     Args:
         values: the reward by step.
@@ -1060,7 +1060,7 @@ def find_reward_decline(run: Run) -> Onset | None:
 
 
 def _has_fallen(scores: pandas.Series) -> bool:
-    """Returns whether held-out scores end below KEPT_HELD_OUT of their best.
+    """Return whether held-out scores end below KEPT_HELD_OUT of their best.
 
     As in `collapse`, they count from 0, or from the lowest if that is negative.
     """
@@ -1101,7 +1101,7 @@ def find_cut_responses(run: Run) -> Onset | None:
 
 
 def find_response_limit(run: Run) -> float:
-    """Returns the most tokens that a response may have, from the configuration or the log; infinity if unknown."""
+    """Return the most tokens that a response may have, from the configuration or the log; infinity if unknown."""
     limit = run.record.limits.response
     if isinstance(limit, int):
         return limit
@@ -1153,7 +1153,7 @@ def find_short_training(run: Run) -> Onset | None:
 
 
 def _find_length_around(lengths: pandas.Series, step: int) -> float:
-    """Returns the mean length of trained answers in the steps that are nearest to a validation.
+    """Return the mean length of trained answers in the steps that are nearest to a validation.
 
     Args:
         lengths: the mean length by step, of at least LASTING steps.
@@ -1221,7 +1221,7 @@ def find_held_out_fall(run: Run) -> Onset | None:
 
 
 def _select_steps_around(values: pandas.Series, step: int, log_steps: int) -> pandas.Series:
-    """Returns the values of the steps around a step: as many as a level is the mean of.
+    """Return the values of the steps around a step: as many as a level is the mean of.
 
     A mean from the first step on would contain the rise at the beginning of the training.
 
@@ -1237,7 +1237,7 @@ def _select_steps_around(values: pandas.Series, step: int, log_steps: int) -> pa
 
 
 def _estimate_error_of_difference(values: pandas.Series, first_steps: int, second_steps: int) -> float:
-    """Returns the standard error of the difference of two means over steps, from how much neighbouring steps differ.
+    """Return the standard error of the difference of two means over steps, from how much neighbouring steps differ.
 
     Args:
         values: a metric by step.

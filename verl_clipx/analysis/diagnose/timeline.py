@@ -81,12 +81,12 @@ class Change(NamedTuple):
 
 
 def is_clock(key: str) -> bool:
-    """Returns whether a metric says only how fast a run is, or how far."""
+    """Return whether a metric says only how fast a run is, or how far."""
     return key.startswith(CLOCKS)
 
 
 def find_changes(log: pandas.DataFrame, *, jumps_only: bool = False) -> list[Change]:
-    """Returns the first change of each metric, and its first spike if that comes before the change.
+    """Return the first change of each metric, and its first spike if that comes before the change.
 
     Args:
         log: a row for each step, a column for each metric. Values that are not finite are left out.
@@ -106,7 +106,7 @@ def find_changes(log: pandas.DataFrame, *, jumps_only: bool = False) -> list[Cha
 
 
 def _find_changes_of(key: str, values: pandas.Series, *, jumps_only: bool) -> list[Change]:
-    """Returns a metric's first spike, if it comes before any change that stays, and its first such change."""
+    """Return a metric's first spike, if it comes before any change that stays, and its first such change."""
     lasting = list(_find_jumps(key, values))
     if not lasting and not jumps_only:
         lasting = list(_find_rise(key, values))
@@ -119,7 +119,7 @@ def _find_changes_of(key: str, values: pandas.Series, *, jumps_only: bool) -> li
 
 
 def goes_around_zero(key: str, values: pandas.Series) -> bool:
-    """Returns whether a metric is the loss, or has each sign in at least OF_EITHER_SIGN of its steps."""
+    """Return whether a metric is the loss, or has each sign in at least OF_EITHER_SIGN of its steps."""
     if key == keys.LOSS:
         return True
     rarer_sign = min((values > 0).sum(), (values < 0).sum())
@@ -127,7 +127,7 @@ def goes_around_zero(key: str, values: pandas.Series) -> bool:
 
 
 def format_steps(ordered_changes: Iterable[Change]) -> list[str]:
-    """Returns a line for each of the first SHOWN_STEPS steps with changes."""
+    """Return a line for each of the first SHOWN_STEPS steps with changes."""
     steps: dict[int, list[str]] = {}
     for change in ordered_changes:
         text = f"{change.key} {change.before:.3g} → {change.after:.3g}"
@@ -138,7 +138,7 @@ def format_steps(ordered_changes: Iterable[Change]) -> list[str]:
 
 
 def join_first(texts: list[str]) -> str:
-    """Returns the first SHOWN of some texts, separated by semicolons, and how many more there are."""
+    """Return the first SHOWN of some texts, separated by semicolons, and how many more there are."""
     shown = texts[:SHOWN]
     if len(texts) > SHOWN:
         shown.append(f"and {len(texts) - SHOWN} more")
@@ -146,7 +146,7 @@ def join_first(texts: list[str]) -> str:
 
 
 def _find_spike(key: str, values: pandas.Series) -> Iterator[Change]:
-    """Yields a metric's first spike, if it has one."""
+    """Yield a metric's first spike, if it has one."""
     largest_before = values.abs().cummax().shift()[FEWEST:]
     later = values[FEWEST:]
     is_spike = (largest_before > 0) & (later >= SPIKE * largest_before) & (later >= ROUNDING)
@@ -156,7 +156,7 @@ def _find_spike(key: str, values: pandas.Series) -> Iterator[Change]:
 
 
 def _find_rise(key: str, values: pandas.Series) -> Iterator[Change]:
-    """Yields a metric's first rise to FOURFOLD times an earlier level, if there is one.
+    """Yield a metric's first rise to FOURFOLD times an earlier level, if there is one.
 
     A level is the largest size in FEWEST steps in a row. A step is compared with the lowest of the levels that end
     shortly before it: so many steps before that it and the LASTING - 1 steps after it lie within WITHIN steps of the
@@ -182,7 +182,7 @@ def _find_rise(key: str, values: pandas.Series) -> Iterator[Change]:
 
 
 def _find_jumps(key: str, values: pandas.Series) -> Iterator[Change]:
-    """Yields lasting jumps of a metric: for each length of windows the first at once, and the first over some steps."""
+    """Yield lasting jumps of a metric: for each length of windows the first at once, and the first over some steps."""
     if values.empty:
         return
     least_change = _least_jump_around_zero(key, values)
@@ -199,7 +199,7 @@ def _find_jumps(key: str, values: pandas.Series) -> Iterator[Change]:
 
 
 def _least_jump_around_zero(key: str, values: pandas.Series) -> float:
-    """Returns the least jump that counts for a metric that goes around 0; 0 for other metrics, where PART says it."""
+    """Return the least jump that counts for a metric that goes around 0; 0 for other metrics, where PART says it."""
     if not goes_around_zero(key, values):
         return 0.0
     # With normal noise, neighbours differ by 2 / sqrt(pi) standard deviations on average.
@@ -209,7 +209,7 @@ def _least_jump_around_zero(key: str, values: pandas.Series) -> float:
 def _find_first_jump(
     key: str, values: pandas.Series, lasting: int, least_change: float, *, steps_on_way: int, least_widths: float
 ) -> Change | None:
-    """Returns the first jump of a metric out of the range of the steps before it; None if there is none.
+    """Return the first jump of a metric out of the range of the steps before it; None if there is none.
 
     Each place in the log is tried as the one where the steps after a jump begin. Before it lie the steps on the way,
     and before these the steps of the range. There is a jump if the first `lasting` steps from the place on all lie

@@ -14,7 +14,7 @@ MERGE_BY_HAND = "Make a model of it with python -m verl.model_merger merge, and 
 
 
 def load_model(folder: Path) -> Any:
-    """Returns the model of a checkpoint, of transformers, in float32 and for evaluation.
+    """Return the model of a checkpoint, of transformers, in float32 and for evaluation.
 
     Args:
         folder: a model in Hugging Face's form; or verl's folder `global_step_N`, or `actor` in that.
@@ -51,7 +51,7 @@ def load_model(folder: Path) -> Any:
 
 
 def has_whole_model(folder: Path) -> bool:
-    """Returns whether a folder has a model's configuration and its weights in Hugging Face's form."""
+    """Return whether a folder has a model's configuration and its weights in Hugging Face's form."""
     if not (folder / "config.json").is_file():
         return False
     return any(any(folder.glob(pattern)) for pattern in WEIGHTS)
@@ -70,7 +70,7 @@ def naming_folder(folder: Path) -> Iterator[None]:
 
 
 def merge_sharded_weights(actor: Path) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Puts the shards of verl's FSDP checkpoint together in memory, as precise as they were saved.
+    """Put the shards of verl's FSDP checkpoint together in memory, as precise as they were saved.
 
     Args:
         actor: the folder `actor` of the checkpoint.

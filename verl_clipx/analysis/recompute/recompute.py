@@ -17,7 +17,7 @@ from verl_clipx.analysis.recompute.sampler import (
     LEFT_OUT,
     PRECISIONS,
     UNROUNDED,
-    Judgement,
+    SamplerJudgement,
     Scores,
     fit_temperature_changes,
     judge,
@@ -52,7 +52,7 @@ class ScoredDistribution:
 
 
 def find_scored_distribution(record: RunRecord) -> ScoredDistribution:
-    """Returns the distribution whose log-probabilities a run's sampler records.
+    """Return the distribution whose log-probabilities a run's sampler records.
 
     A setting that the record does not have is taken to be verl's default. Raw log-probabilities are those at
     temperature 1 over the whole vocabulary, whatever the configuration sets. So are those of a greedy sampler.
@@ -182,7 +182,7 @@ class GroupAnswer:
 
 
 def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()) -> list[GroupAnswer]:
-    """Judges which checkpoints sampled a run's traced tokens.
+    """Judge which checkpoints sampled a run's traced tokens.
 
     Args:
         path: the run, as for `read_run`.
@@ -227,7 +227,7 @@ def recompute(path: Path, checkpoints: Sequence[Path], steps: Sequence[int] = ()
 
 
 def responses_by_version(run: Run, step: int) -> dict[int | None, list[TracedResponse]]:
-    """Returns the traced responses of a step by the version of the weights that the trace says sampled them.
+    """Return the traced responses of a step by the version of the weights that the trace says sampled them.
 
     Responses of one version with the same tokens are returned once.
 
@@ -269,7 +269,7 @@ def responses_by_version(run: Run, step: int) -> dict[int | None, list[TracedRes
 def score_with_checkpoint(
     checkpoint: Path, groups: Mapping[Group, Sequence[TracedResponse]], distribution: ScoredDistribution
 ) -> dict[Group, list[numpy.ndarray]]:
-    """Scores all responses with one checkpoint, on a GPU if there is one.
+    """Score all responses with one checkpoint, on a GPU if there is one.
 
     Only one checkpoint is in memory at a time, since nothing here outlives the call but the scores.
 
@@ -296,7 +296,7 @@ def score_with_checkpoint(
 
 
 def check_vocabulary(checkpoint: Path, model: Any, responses: Sequence[TracedResponse]) -> None:
-    """Refuses a checkpoint that lacks a traced token; raises ValueError, which names it."""
+    """Refuse a checkpoint that lacks a traced token; raise ValueError, which names it."""
     size = model.get_input_embeddings().num_embeddings
     largest = max(token for response in responses for token in response.tokens)
     if largest >= size:
@@ -313,7 +313,7 @@ SLOPE_ROW = 1
 
 @torch.inference_mode()
 def score(model: Any, response: TracedResponse, distribution: ScoredDistribution) -> numpy.ndarray:
-    """Scores the traced tokens of a response with a model.
+    """Score the traced tokens of a response with a model.
 
     Returns:
         (2, tokens): the log-probabilities in nats, and how they change with the logarithm of the inverse temperature.
@@ -329,7 +329,7 @@ def score(model: Any, response: TracedResponse, distribution: ScoredDistribution
 
 
 def truncate(logits: torch.Tensor, distribution: ScoredDistribution) -> torch.Tensor:
-    """Returns the logits with minus infinity for the tokens that a distribution leaves out, (tokens, vocabulary)."""
+    """Return the logits with minus infinity for the tokens that a distribution leaves out, (tokens, vocabulary)."""
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
     if 0 < distribution.top_k < logits.shape[-1]:
@@ -340,7 +340,7 @@ def truncate(logits: torch.Tensor, distribution: ScoredDistribution) -> torch.Te
 
 
 def join_scores(responses: Sequence[TracedResponse], scored: Sequence[numpy.ndarray]) -> Scores:
-    """Returns the log-probabilities of a group as one `Scores`: the sampler's, and those that the checkpoints give.
+    """Return the log-probabilities of a group as one `Scores`: the sampler's, and those that the checkpoints give.
 
     Args:
         responses: the group's responses, in the order in which they were scored.
@@ -370,7 +370,7 @@ def _judge_group(
     checkpoints: Sequence[str],
     temperature: float,
 ) -> GroupAnswer:
-    """Judges which checkpoints the responses of a group are from.
+    """Judge which checkpoints the responses of a group are from.
 
     Args:
         group: the group.
@@ -401,8 +401,8 @@ def _judge_group(
     )
 
 
-def _find_distance(path: str, judgement: Judgement, index: int, responses: int) -> Distance:
-    """Returns how far a checkpoint is from the sampler, and how many of the responses it explains.
+def _find_distance(path: str, judgement: SamplerJudgement, index: int, responses: int) -> Distance:
+    """Return how far a checkpoint is from the sampler, and how many of the responses it explains.
 
     Args:
         path: the path of the checkpoint.
@@ -426,8 +426,8 @@ def _find_distance(path: str, judgement: Judgement, index: int, responses: int) 
     )
 
 
-def _say_shift(judgement: Judgement, scores: Scores, temperature: float) -> str | None:
-    """Says how the sampler's distribution differs from the expected one; None if the two agree.
+def _say_shift(judgement: SamplerJudgement, scores: Scores, temperature: float) -> str | None:
+    """Say how the sampler's distribution differs from the expected one; None if the two agree.
 
     The text is a clause that follows "sampled in float32 from A, ".
 
@@ -453,7 +453,7 @@ def _say_shift(judgement: Judgement, scores: Scores, temperature: float) -> str 
 
 
 def say(answer: GroupAnswer) -> str:
-    """Returns the line that the command prints for an answer."""
+    """Return the line that the command prints for an answer."""
     version = "a version that the trace doesn't name"
     if answer.version is not None:
         version = f"version {answer.version} according to the trace"
@@ -480,14 +480,14 @@ def say(answer: GroupAnswer) -> str:
 
 
 def _begin_sentence(answer: GroupAnswer) -> str:
-    """Returns the beginning of a sentence that a precision must follow."""
+    """Return the beginning of a sentence that a precision must follow."""
     if answer.shift is None:
         return "sampled in"
     return "none of these weights sampled them as configured. They were sampled in"
 
 
 def _say_shares(answer: GroupAnswer) -> str:
-    """Says which share of the responses each checkpoint explains, and which share no checkpoint explains.
+    """Say which share of the responses each checkpoint explains, and which share no checkpoint explains.
 
     Returns:
         A sentence without its full stop. It also says how the sampler's distribution differs from the configured one.
@@ -507,5 +507,5 @@ def _say_shares(answer: GroupAnswer) -> str:
 
 
 def _say_share(responses: int, total: int) -> str:
-    """Says which share some of the responses are of all, and how many they are."""
+    """Say which share some of the responses are of all, and how many they are."""
     return f"{percent(responses / total)} of the responses ({responses} of {total})"

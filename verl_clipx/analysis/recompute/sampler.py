@@ -71,17 +71,17 @@ class Scores:
         return numpy.diff([*self.starts, len(self.sampled)])
 
     def by_response(self, values: numpy.ndarray) -> numpy.ndarray:
-        """Returns the means over each response's tokens, (checkpoints, responses), of values (checkpoints, tokens)."""
+        """Return the means over each response's tokens, (checkpoints, responses), of values (checkpoints, tokens)."""
         return numpy.add.reduceat(values, self.starts, axis=1) / self.lengths
 
 
 def has_tokens(_: int, tokens: numpy.ndarray) -> bool:
-    """Returns whether any token is marked: most explanations can be true of any checkpoint and of any tokens."""
+    """Return whether any token is marked: most explanations can be true of any checkpoint and of any tokens."""
     return bool(tokens.any())
 
 
 @dataclass(frozen=True)
-class Explanation:
+class SamplerExplanation:
     """How a sampler may have got its log-probabilities: a precision, and what shifts them.
 
     Args:
@@ -105,13 +105,13 @@ class Explanation:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class SamplerJudgement:
     """Which checkpoints the sampler may have answered from.
 
     Args:
         precision: the precision of the sampler's weights, as far as its log-probabilities show it: one of PRECISIONS,
             or EITHER.
-        shift: as for `Explanation`.
+        shift: as for `SamplerExplanation`.
         distances: the distances of the explanation that was taken, (checkpoints, tokens).
         remaining: which checkpoints may have sampled all responses, (checkpoints,) booleans.
         parts: if there is no such checkpoint: from the number of each checkpoint that explains some of the responses to
@@ -127,8 +127,8 @@ class Judgement:
     unexplained: numpy.ndarray
 
 
-def judge(scores: Scores, announced: str | None) -> Judgement:
-    """Judges which checkpoints explain the sampler's log-probabilities.
+def judge(scores: Scores, announced: str | None) -> SamplerJudgement:
+    """Judge which checkpoints explain the sampler's log-probabilities.
 
     The first explanation that holds for all responses is taken: float32 as configured, then tokens left out, then
     another temperature, and last bfloat16, if the sampler may have rounded. bfloat16 comes last because its limits are
@@ -170,17 +170,17 @@ def judge(scores: Scores, announced: str | None) -> Judgement:
 
 def _conclude(
     scores: Scores,
-    explanation: Explanation,
+    explanation: SamplerExplanation,
     remaining: numpy.ndarray,
     parts: dict[int, numpy.ndarray] | None = None,
-) -> Judgement:
-    """Returns the judgement that an explanation is true.
+) -> SamplerJudgement:
+    """Return the judgement that an explanation is true.
 
     Args:
         scores: the log-probabilities.
         explanation: the explanation.
-        remaining: as for `Judgement`.
-        parts: as for `Judgement`; None if a checkpoint explains all responses.
+        remaining: as for `SamplerJudgement`.
+        parts: as for `SamplerJudgement`; None if a checkpoint explains all responses.
     """
     parts = parts or {}
     # A checkpoint that remains explains every response.
@@ -196,7 +196,7 @@ def _conclude(
         ]
         if not any(shows_precision):
             precision = EITHER
-    return Judgement(
+    return SamplerJudgement(
         precision=precision,
         shift=explanation.shift,
         distances=explanation.distances,
@@ -207,10 +207,10 @@ def _conclude(
 
 
 def find_explained(parts: dict[int, numpy.ndarray], scores: Scores) -> numpy.ndarray:
-    """Returns which responses at least one of the parts explains, (responses,) booleans.
+    """Return which responses at least one of the parts explains, (responses,) booleans.
 
     Args:
-        parts: as for `Judgement`.
+        parts: as for `SamplerJudgement`.
         scores: has the number of responses.
     """
     explained = numpy.zeros(len(scores.starts), dtype=bool)
@@ -220,7 +220,7 @@ def find_explained(parts: dict[int, numpy.ndarray], scores: Scores) -> numpy.nda
 
 
 def rounding_would_show(scores: Scores, checkpoint: int, responses: numpy.ndarray) -> bool:
-    """Returns whether rounding would lower some log-probabilities visibly, although tokens left out raise them.
+    """Return whether rounding would lower some log-probabilities visibly, although tokens left out raise them.
 
     If it would, a sampler of which `explain_left_out` holds did not round, since its log-probabilities do not fall.
 
@@ -240,11 +240,11 @@ def rounding_would_show(scores: Scores, checkpoint: int, responses: numpy.ndarra
     return bool(expected_falls.mean() > MEAN_LIMIT)
 
 
-def explain_exact(scores: Scores) -> Explanation:
-    """Returns the explanation that the sampler used the weights in float32, as configured."""
+def explain_exact(scores: Scores) -> SamplerExplanation:
+    """Return the explanation that the sampler used the weights in float32, as configured."""
     checkpoints = len(scores.exact)
     responses = len(scores.starts)
-    return Explanation(
+    return SamplerExplanation(
         precision=FLOAT32,
         distances=numpy.abs(scores.exact - scores.sampled),
         limits=numpy.tile(LIMITS, (checkpoints, 1)),
@@ -252,8 +252,8 @@ def explain_exact(scores: Scores) -> Explanation:
     )
 
 
-def explain_left_out(scores: Scores) -> Explanation:
-    """Returns the explanation that the sampler left tokens out, as top_p and top_k do, unlike its configuration.
+def explain_left_out(scores: Scores) -> SamplerExplanation:
+    """Return the explanation that the sampler left tokens out, as top_p and top_k do, unlike its configuration.
 
     The probabilities of the tokens that it kept are divided by their sum, so that each log-probability rises, by an
     amount that the trace doesn't say. No log-probability should fall. The distances are the falls that occur
@@ -268,7 +268,7 @@ def explain_left_out(scores: Scores) -> Explanation:
         rises = numpy.maximum(difference[checkpoint, tokens], 0).mean()
         return bool(rises > ONE_SIDED * falls[checkpoint, tokens].mean())
 
-    return Explanation(
+    return SamplerExplanation(
         precision=FLOAT32,
         distances=falls,
         limits=exact.limits,
@@ -278,8 +278,8 @@ def explain_left_out(scores: Scores) -> Explanation:
     )
 
 
-def explain_temperature(scores: Scores) -> Explanation:
-    """Returns the explanation that the sampler's temperature was nearly, but not quite, the configured one.
+def explain_temperature(scores: Scores) -> SamplerExplanation:
+    """Return the explanation that the sampler's temperature was nearly, but not quite, the configured one.
 
     The distances are those that remain under the temperature that fits a checkpoint best. They may be at most the share
     UNEXPLAINED of the distances at the configured temperature. The temperature is fitted to all responses, so it can't
@@ -293,7 +293,7 @@ def explain_temperature(scores: Scores) -> Explanation:
         """Return whether there are so many tokens that no temperature explains them by chance."""
         return int(tokens.sum()) >= FEWEST_TOKENS
 
-    return Explanation(
+    return SamplerExplanation(
         precision=FLOAT32,
         distances=remaining,
         limits=UNEXPLAINED * _means_and_quantiles(numpy.abs(difference)),
@@ -306,7 +306,7 @@ def explain_temperature(scores: Scores) -> Explanation:
 
 
 def fit_temperature_changes(scores: Scores) -> numpy.ndarray:
-    """Returns, for each checkpoint, which change of the logarithm of the inverse temperature fits the responses best.
+    """Return, for each checkpoint, which change of the logarithm of the inverse temperature fits the responses best.
 
     Returns:
         (checkpoints,), by least squares; 0 where no token's log-probability changes with the temperature.
@@ -316,8 +316,8 @@ def fit_temperature_changes(scores: Scores) -> numpy.ndarray:
     return numpy.divide(products, squares, out=numpy.zeros(len(squares)), where=squares > 0)
 
 
-def explain_rounded(scores: Scores) -> Explanation:
-    """Returns the explanation that the sampler used the weights in bfloat16, and otherwise sampled as configured.
+def explain_rounded(scores: Scores) -> SamplerExplanation:
+    """Return the explanation that the sampler used the weights in bfloat16, and otherwise sampled as configured.
 
     The distances of a checkpoint are those to its log-probabilities with rounded weights. If those with exact weights
     are nearer on average, they are taken instead: this happens if the sampler's kernels round in another order. The
@@ -328,7 +328,7 @@ def explain_rounded(scores: Scores) -> Explanation:
     # For each checkpoint, (checkpoints, 1).
     exact_is_nearer = to_exact.mean(1, keepdims=True) <= to_rounded.mean(1, keepdims=True)
     rounding = numpy.abs(scores.rounded - scores.exact)
-    return Explanation(
+    return SamplerExplanation(
         precision=BFLOAT16,
         distances=numpy.where(exact_is_nearer, to_exact, to_rounded),
         limits=numpy.maximum(ENGINES_APART * _means_and_quantiles(rounding), LIMITS),
@@ -336,8 +336,8 @@ def explain_rounded(scores: Scores) -> Explanation:
     )
 
 
-def may_round(scores: Scores, exact: Explanation, announced: str | None) -> bool:
-    """Returns whether the sampler may have rounded its weights.
+def may_round(scores: Scores, exact: SamplerExplanation, announced: str | None) -> bool:
+    """Return whether the sampler may have rounded its weights.
 
     It did not round if a response that rounding would change is exact. If the configuration says that it does not
     round, its errors must also correlate with those of rounding, because a small shift of its distribution makes errors
@@ -362,8 +362,8 @@ def may_round(scores: Scores, exact: Explanation, announced: str | None) -> bool
     return bool(correlation.max() > ROUNDED_ALIKE)
 
 
-def find_remaining(scores: Scores, explanation: Explanation) -> numpy.ndarray:
-    """Returns for each checkpoint whether all responses may be of it under an explanation, (checkpoints,) booleans.
+def find_remaining(scores: Scores, explanation: SamplerExplanation) -> numpy.ndarray:
+    """Return for each checkpoint whether all responses may be of it under an explanation, (checkpoints,) booleans.
 
     Its distances must be within the limits, and must not exceed those of the nearest checkpoint by more than chance
     explains. And there must be no response that it certainly did not sample.
@@ -385,7 +385,7 @@ def find_remaining(scores: Scores, explanation: Explanation) -> numpy.ndarray:
 
 
 def find_contradicted(scores: Scores, distances: numpy.ndarray) -> numpy.ndarray:
-    """Returns which responses each checkpoint certainly did not sample.
+    """Return which responses each checkpoint certainly did not sample.
 
     Another checkpoint is nearer to so many tokens of such a response that chance does not explain it. Chance makes at
     most half of a response's tokens nearer to weights that did not sample them. So the number of tokens that are nearer
@@ -412,8 +412,8 @@ def find_contradicted(scores: Scores, distances: numpy.ndarray) -> numpy.ndarray
     return contradicted
 
 
-def find_parts(scores: Scores, explanation: Explanation) -> dict[int, numpy.ndarray]:
-    """Returns checkpoints that together explain many responses, and which of the responses each of them explains.
+def find_parts(scores: Scores, explanation: SamplerExplanation) -> dict[int, numpy.ndarray]:
+    """Return checkpoints that together explain many responses, and which of the responses each of them explains.
 
     They are chosen one after the other: next comes the checkpoint that explains most of the responses that are left.
 
@@ -439,12 +439,12 @@ def find_parts(scores: Scores, explanation: Explanation) -> dict[int, numpy.ndar
 
 
 def _means_and_quantiles(distances: numpy.ndarray) -> numpy.ndarray:
-    """Returns the mean and the 99 % quantile of each checkpoint's distances, (checkpoints, 2)."""
+    """Return the mean and the 99 % quantile of each checkpoint's distances, (checkpoints, 2)."""
     return numpy.stack([distances.mean(1), numpy.quantile(distances, 0.99, axis=1)], axis=1)
 
 
 def _is_above_zero(values: numpy.ndarray) -> bool:
-    """Returns whether values of responses are above 0 on average, by more than chance explains.
+    """Return whether values of responses are above 0 on average, by more than chance explains.
 
     False for fewer than FEWEST_UNITS responses, of which nothing can be told.
     """

@@ -64,7 +64,7 @@ def replay_run(path: Path, words: list[str], *, step: int | None = None) -> Repl
 
 
 def own_settings(run: Run) -> Settings | None:
-    """Returns the settings that a run trained with, by its record; None if it names none, or a loss not known here."""
+    """Return the settings that a run trained with, by its record; None if it names none, or a loss not known here."""
     loss = run.record.loss
     node = {**nested(loss.parameters), **{name: nested(given) for name, given in loss.modifiers.items()}}
     changing = {key: value for key, value in node.items() if key not in NOT_OF_THE_LOSS}

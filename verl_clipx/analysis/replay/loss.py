@@ -31,7 +31,7 @@ class LossOnTokens(NamedTuple):
 
 
 def why_refused(settings: Settings, run_settings: Settings | None, tokens: TracedTokens) -> str | None:
-    """Says why a loss cannot be replayed on an update's tokens; None if it can.
+    """Say why a loss cannot be replayed on an update's tokens; None if it can.
 
     Args:
         settings: the settings of the loss.
@@ -61,7 +61,7 @@ def why_refused(settings: Settings, run_settings: Settings | None, tokens: Trace
 
 
 def keeps_decisions(settings: Settings, run_settings: Settings | None, tokens: TracedTokens) -> bool:
-    """Returns whether a replay takes the decisions that the run made, since they cannot be made anew.
+    """Return whether a replay takes the decisions that the run made, since they cannot be made anew.
 
     It takes them if the loss is the run's own and the trace lacks tokens that the run decided from: only a share of the
     tokens is traced, or the run decided from an earlier rollout batch.
@@ -71,7 +71,7 @@ def keeps_decisions(settings: Settings, run_settings: Settings | None, tokens: T
 
 
 def is_run_loss(settings: Settings, run_settings: Settings | None) -> bool:
-    """Returns whether a loss gives the tokens the same gradient as the loss that the run trained with."""
+    """Return whether a loss gives the tokens the same gradient as the loss that the run trained with."""
     if run_settings is None:
         return False
     parts = ("method", "shaping", "mask", "select", "scope")
@@ -93,7 +93,7 @@ class DecisionGroup(NamedTuple):
 def apply_to(
     settings: Settings, run_settings: Settings | None, tokens: TracedTokens, batch: TokenBatch
 ) -> LossOnTokens:
-    """Returns what a loss does to the tokens of an update; `why_refused` must have returned None for them.
+    """Return what a loss does to the tokens of an update; `why_refused` must have returned None for them.
 
     Args:
         settings: the settings of the loss.
@@ -125,7 +125,7 @@ def apply_to(
 
 
 def _mask_before_modifier(run_settings: Settings | None, batch: TokenBatch) -> Tensor:
-    """Returns the mask as it was before the run's +clipx/mask took tokens out: bool, (sequences, length).
+    """Return the mask as it was before the run's +clipx/mask took tokens out: bool, (sequences, length).
 
     The trace marks the tokens that +clipx/mask took out in the same way as those that bypass mode rejected. Where the
     run had a +clipx/mask, both kinds are therefore in the returned mask. Without one, or if the run's settings are not
@@ -140,7 +140,7 @@ def _mask_before_modifier(run_settings: Settings | None, batch: TokenBatch) -> T
 def _inputs_under_mask(
     settings: Settings, run_settings: Settings | None, batch: TokenBatch, mask_before: Tensor
 ) -> Inputs:
-    """Returns what the loss gets: the traced inputs, with the tokens that its own +clipx/mask leaves.
+    """Return what the loss gets: the traced inputs, with the tokens that its own +clipx/mask leaves.
 
     Args:
         settings, run_settings, batch: as for `apply_to`.
@@ -154,7 +154,7 @@ def _inputs_under_mask(
 
 
 def _factor_on_weight(settings: Settings, batch: TokenBatch, mask_before: Tensor, mask: Tensor) -> Tensor:
-    """Returns the factor by which rollout correction and the entropy selection multiply F.
+    """Return the factor by which rollout correction and the entropy selection multiply F.
 
     It is (sequences, length), float32, and 0 outside the mask.
 
@@ -172,7 +172,7 @@ def _factor_on_weight(settings: Settings, batch: TokenBatch, mask_before: Tensor
 
 
 def _group_by_decision(settings: Settings, batch: TokenBatch, *, keeps: bool) -> list[DecisionGroup]:
-    """Groups the sequences by the decision that applies to them: one for each micro-batch, or one for all.
+    """Group the sequences by the decision that applies to them: one for each micro-batch, or one for all.
 
     Args:
         settings, batch: as for `apply_to`.
@@ -205,7 +205,7 @@ class Part(NamedTuple):
 def _apply_decision(
     settings: Settings, inputs: Inputs, factor: Tensor, decision: Tensor, decision_metrics: dict[str, Any]
 ) -> Part:
-    """Applies a loss to tokens that share a decision.
+    """Apply a loss to tokens that share a decision.
 
     Args:
         settings: the settings of the loss.
@@ -228,7 +228,7 @@ def _apply_decision(
 
 
 def _join_traces(groups: list[DecisionGroup], parts: list[Part]) -> TokenTrace:
-    """Returns what the loss does to each token of the batch, in the batch's order, from the parts of its groups."""
+    """Return what the loss does to each token of the batch, in the batch's order, from the parts of its groups."""
     order = torch.cat([group.rows for group in groups]).argsort()
     fields: dict[str, Tensor] = {}
     for name in TokenTrace._fields:
@@ -237,7 +237,7 @@ def _join_traces(groups: list[DecisionGroup], parts: list[Part]) -> TokenTrace:
 
 
 def _compute_statistics(settings: Settings, tokens: TracedTokens, inputs: Inputs) -> Tensor:
-    """Returns the statistics that a method decides from.
+    """Return the statistics that a method decides from.
 
     They are sums over tokens. Where the trace has only a share of the update's prompts, the sums are divided by this
     share, which estimates the sums over all prompts.
@@ -256,7 +256,7 @@ def _compute_statistics(settings: Settings, tokens: TracedTokens, inputs: Inputs
 
 
 def _decides_at_ratio_one(settings: Settings, tokens: TracedTokens) -> bool:
-    """Returns whether training would decide as if the current log-probabilities were the old ones.
+    """Return whether training would decide as if the current log-probabilities were the old ones.
 
     If the run decided so in this update, so would another loss with scope=mini_batch, unless its method reads the
     entropy. The entropy of the current policy takes a forward pass, which gives the current log-probabilities too.
@@ -267,7 +267,7 @@ def _decides_at_ratio_one(settings: Settings, tokens: TracedTokens) -> bool:
 
 
 def _metrics_of_sums(settings: Settings, sums: Tensor) -> dict[str, float]:
-    """Returns the metrics of an update from the sums over its tokens, by the keys under which training logs them."""
+    """Return the metrics of an update from the sums over its tokens, by the keys under which training logs them."""
     totals = token_metrics(sums, dual_clipped=settings.method.dual_clip is not None)
     count = max(float(totals.pop(TOKENS)), 1.0)
     # Each metric has a list with a value for each update, and this is one update.

@@ -10,7 +10,14 @@ import torch
 
 from verl_clipx.analysis.replay.loss import LossOnTokens, apply_to, is_run_loss, why_refused
 from verl_clipx.analysis.replay.tokens import TokenBatch, TracedTokens
-from verl_clipx.analysis.replay.traced_numbers import HIGH, LOW, Number, is_counted, numbers_of_run, with_intervals
+from verl_clipx.analysis.replay.traced_numbers import (
+    HIGH,
+    LOW,
+    TracedNumber,
+    is_counted,
+    numbers_of_run,
+    with_intervals,
+)
 from verl_clipx.losses.base.shared_metrics import CONTRIBUTION
 from verl_clipx.run.config import Settings
 from verl_clipx.run.trace_format import regions_of
@@ -44,7 +51,7 @@ class Replay:
 
     label: str
     exact: bool
-    numbers: dict[str, Number]
+    numbers: dict[str, TracedNumber]
     tokens: pandas.DataFrame
     against_run: float | None = None
 
@@ -61,7 +68,7 @@ class Replay:
 
 
 def replay(label: str, settings: Settings, run_settings: Settings | None, updates: Sequence[TracedTokens]) -> Replay:
-    """Applies a loss to the tokens of a step's updates.
+    """Apply a loss to the tokens of a step's updates.
 
     Args:
         label: what the replay is called.
@@ -113,24 +120,24 @@ def replay(label: str, settings: Settings, run_settings: Settings | None, update
 
 
 def _find_sequences_by_prompt(batch: TokenBatch) -> list[torch.Tensor]:
-    """Returns the indices of each prompt's sequences in a batch, int64, in the order of the prompts' numbers."""
+    """Return the indices of each prompt's sequences in a batch, int64, in the order of the prompts' numbers."""
     prompts = range(int(batch.prompt.max()) + 1)
     return [(batch.prompt == prompt).nonzero()[:, 0] for prompt in prompts]
 
 
 def describe_run(updates: Sequence[TracedTokens]) -> Replay:
-    """Returns what the trace says of the run itself, in the form of a replay."""
+    """Return what the trace says of the run itself, in the form of a replay."""
     table = pandas.concat([update.table for update in updates], ignore_index=True)
     tokens = table.assign(change="", counts=is_counted(table))
     is_whole = all(update.whole for update in updates)
     numbers = numbers_of_run([update.table for update in updates], whole=is_whole)
     # These compare a setting with the run.
-    numbers |= {"cosine": Number(1.0), "norm_ratio": Number(1.0)}
+    numbers |= {"cosine": TracedNumber(1.0), "norm_ratio": TracedNumber(1.0)}
     return Replay(label="the run, as traced", exact=is_whole, numbers=numbers, tokens=tokens)
 
 
 def measure_update(loss: LossOnTokens, batch: TokenBatch) -> dict[str, float]:
-    """Returns the metrics of a loss on an update, and the sums from which `combine_updates` computes further numbers.
+    """Return the metrics of a loss on an update, and the sums from which `combine_updates` computes further numbers.
 
     Args:
         loss: the loss, applied to the update's tokens.
@@ -147,7 +154,7 @@ def measure_update(loss: LossOnTokens, batch: TokenBatch) -> dict[str, float]:
 
 
 def combine_updates(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the numbers of several updates together.
+    """Return the numbers of several updates together.
 
     Args:
         measured: what `measure_update` returns of each update.
@@ -173,7 +180,7 @@ def combine_updates(measured: Sequence[Mapping[str, float]]) -> dict[str, float]
 
 
 def _add_effects(loss: LossOnTokens, update: TracedTokens) -> pandas.DataFrame:
-    """Returns the traced tokens of an update, with what the loss does to each: the `tokens` of a `Replay`.
+    """Return the traced tokens of an update, with what the loss does to each: the `tokens` of a `Replay`.
 
     They also have `trained`, which says whether the loss is over the token.
     """
@@ -196,7 +203,7 @@ def _add_effects(loss: LossOnTokens, update: TracedTokens) -> pandas.DataFrame:
 
 
 def _find_largest_difference(tokens: pandas.DataFrame, update: TracedTokens) -> float:
-    """Returns the largest relative difference between a token's bounds in the replay and those that were traced.
+    """Return the largest relative difference between a token's bounds in the replay and those that were traced.
 
     Args:
         tokens: from `_add_effects`. Those that the loss is not over don't count.

@@ -46,7 +46,7 @@ TOKEN_FIELDS = ["update", "prompt", "sample", "position", "text", "change", "rat
 
 
 def replayed_as_json(replayed: ReplayedRun, most_tokens: int) -> dict[str, Any]:
-    """Returns all numbers of a replay, for JSON.
+    """Return all numbers of a replay, for JSON.
 
     Args:
         replayed: the replay.
@@ -66,7 +66,7 @@ def replayed_as_json(replayed: ReplayedRun, most_tokens: int) -> dict[str, Any]:
 
 
 def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
-    """Prints a replay: lists, then how near the run's own setting comes, and what is unknown."""
+    """Print a replay: lists, then how near the run's own setting comes, and what is unknown."""
     replays = [replayed.as_trained, *replayed.settings]
     console.print_line(heading_of(replayed.run.name, replayed.updates))
     console.print_list(
@@ -89,7 +89,7 @@ def print_replayed(console: TerminalConsole, replayed: ReplayedRun) -> None:
 
 
 def caption_of(replays: Sequence[Replay], *, exact: bool) -> str:
-    """Explains what is in the list of replays."""
+    """Explain what is in the list of replays."""
     notes = [MEANINGS]
     if any(has_gradient_beyond(replay, side) for replay in replays for side in (BEYOND_LOW, BEYOND_HIGH)):
         notes.append(OUTSIDE)
@@ -99,7 +99,7 @@ def caption_of(replays: Sequence[Replay], *, exact: bool) -> str:
 
 
 def print_sampler(console: TerminalConsole, column: str, updates: Sequence[TracedTokens]) -> None:
-    """Prints how far the sampler is from the trainer, a row for each value of a column.
+    """Print how far the sampler is from the trainer, a row for each value of a column.
 
     Nothing is printed if the sampler's log-probabilities are not traced, or by turn if all responses have a single one.
 
@@ -118,7 +118,7 @@ def print_sampler(console: TerminalConsole, column: str, updates: Sequence[Trace
 
 
 def say_changes(replay: Replay) -> str:
-    """Says how many tokens regain and lose their gradient under a setting, and which words are frequent among them."""
+    """Say how many tokens regain and lose their gradient under a setting, and which words are frequent among them."""
     changes = []
     for change, tokens in replay.changes.items():
         text = f"{change} {len(tokens)}"
@@ -129,7 +129,7 @@ def say_changes(replay: Replay) -> str:
 
 
 def format_row(replay: Replay) -> tuple[str, ...]:
-    """Returns a setting's row in the list: a cell for each of HEADINGS."""
+    """Return a setting's row in the list: a cell for each of HEADINGS."""
     numbers = replay.numbers
     return (
         replay.label,
@@ -143,19 +143,19 @@ def format_row(replay: Replay) -> tuple[str, ...]:
 
 
 def _clipped_cell(replay: Replay, name: str, region: str) -> str:
-    """Returns the share of tokens beyond a bound, and whether they have a gradient there."""
+    """Return the share of tokens beyond a bound, and whether they have a gradient there."""
     share = percent(*replay.numbers[name], digits=2)
     return f"{share} outside" if has_gradient_beyond(replay, region) else share
 
 
 def has_gradient_beyond(replay: Replay, region: str) -> bool:
-    """Returns whether tokens beyond a bound, where PPO would clip them, have a gradient."""
+    """Return whether tokens beyond a bound, where PPO would clip them, have a gradient."""
     beyond = replay.tokens[replay.tokens.region.eq(region) & replay.tokens.counts]
     return bool((beyond.weight != 0).any())
 
 
 def _ends_of_bound(replay: Replay, side: str) -> str:
-    """Returns the least and the greatest bound of any token on one side, or the one bound that all tokens have.
+    """Return the least and the greatest bound of any token on one side, or the one bound that all tokens have.
 
     A bound on a ratio that lies below 0 is written as 0: no ratio is lower.
     """
@@ -169,7 +169,7 @@ def _ends_of_bound(replay: Replay, side: str) -> str:
 
 
 def words_of(tokens: pandas.DataFrame) -> str:
-    """Returns the most frequent texts of tokens, and how often each occurs; white space has visible signs."""
+    """Return the most frequent texts of tokens, and how often each occurs; white space has visible signs."""
     visible = tokens.text.str.replace("\n", "⏎").str.replace("\t", "⇥").str.replace(" ", "␣").replace("", "∅")
     counts = visible.value_counts().head(WORDS)
     words = []
@@ -180,7 +180,7 @@ def words_of(tokens: pandas.DataFrame) -> str:
 
 
 def setting_as_json(replay: Replay, most_tokens: int) -> dict[str, Any]:
-    """Returns a replay for other programs, with at most `most_tokens` of the tokens whose gradient appears or goes."""
+    """Return a replay for other programs, with at most `most_tokens` of the tokens whose gradient appears or goes."""
     changed = replay.tokens[replay.tokens.change != ""].head(most_tokens)
     bounds = {}
     for side, (least, median, greatest) in replay.bounds.items():
@@ -197,7 +197,7 @@ def setting_as_json(replay: Replay, most_tokens: int) -> dict[str, Any]:
 
 
 def heading_of(run: str, updates: Sequence[TracedTokens]) -> str:
-    """Says what was replayed: the run, the step, how many tokens of how many prompts, and whether these are all.
+    """Say what was replayed: the run, the step, how many tokens of how many prompts, and whether these are all.
 
     Args:
         run: the run's name.

@@ -38,7 +38,7 @@ class TokenBatch(NamedTuple):
     prompt: Tensor
 
     def rows(self, chosen: Tensor) -> "TokenBatch":
-        """Returns some of the sequences.
+        """Return some of the sequences.
 
         Args:
             chosen: the indices of the sequences, int64, in the order in which they are returned. An index may occur
@@ -58,7 +58,7 @@ class TokenBatch(NamedTuple):
 
 
 def inputs_at(inputs: Inputs, rows: Tensor) -> Inputs:
-    """Returns some sequences of a loss's inputs; a field that is None stays None.
+    """Return some sequences of a loss's inputs; a field that is None stays None.
 
     Args:
         inputs: the inputs of all sequences.
@@ -84,7 +84,7 @@ class TracedTokens(TracedTable):
 
 
 def read_traced_updates(run: Run, step: int | None) -> list[TracedTokens]:
-    """Reads the updates of a step that a run traced.
+    """Read the updates of a step that a run traced.
 
     Args:
         run: the run.
@@ -118,7 +118,7 @@ def read_traced_updates(run: Run, step: int | None) -> list[TracedTokens]:
 
 
 def _read_updates_at(run: Run, step: int) -> list[TracedTokens]:
-    """Reads the updates of a step that have tokens and only finite numbers."""
+    """Read the updates of a step that have tokens and only finite numbers."""
     updates = []
     for traced in tables_at(run, step):
         if len(traced.table) and traced.is_finite(FINITE_COLUMNS):
@@ -127,7 +127,7 @@ def _read_updates_at(run: Run, step: int) -> list[TracedTokens]:
 
 
 def _add_tensors(traced: TracedTable) -> TracedTokens:
-    """Returns a traced update with its tokens as tensors."""
+    """Return a traced update with its tokens as tensors."""
     batch, number_by_place = _make_batch(traced.table)
     decisions = {}
     for shard, facts in zip(traced.shards, traced.facts, strict=True):
@@ -139,7 +139,7 @@ def _add_tensors(traced: TracedTable) -> TracedTokens:
 
 
 def _make_batch(table: pandas.DataFrame) -> tuple[TokenBatch, dict[tuple[int, int], int]]:
-    """Returns the tokens of an update as tensors.
+    """Return the tokens of an update as tensors.
 
     Args:
         table: a row for each token; those of a response are adjacent and in order.

@@ -23,7 +23,7 @@ HIGH = CLIP_FRACTION_HIGH.key
 TAKEN = "clipped_mass"
 
 
-class Number(NamedTuple):
+class TracedNumber(NamedTuple):
     """A number and the ends of its interval, which are None where the number is exact or too little is traced."""
 
     value: float
@@ -31,8 +31,8 @@ class Number(NamedTuple):
     high: float | None = None
 
 
-def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[str, Number]:
-    """Returns the shares of clipped tokens and of gradient mass in a step.
+def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[str, TracedNumber]:
+    """Return the shares of clipped tokens and of gradient mass in a step.
 
     A share of clipped tokens is the mean over the step's updates; a share of the mass is over all tokens of the step.
 
@@ -58,8 +58,8 @@ def with_intervals(
     numbers: Mapping[str, float],
     prompt_counts: Sequence[int],
     measure: Callable[[Sequence[numpy.ndarray]], Mapping[str, float]],
-) -> dict[str, Number]:
-    """Returns numbers with their 95 % intervals, by a bootstrap over prompts.
+) -> dict[str, TracedNumber]:
+    """Return numbers with their 95 % intervals, by a bootstrap over prompts.
 
     The prompts of each update are drawn anew by themselves, REPLICATES times, the same ones in each call.
 
@@ -72,20 +72,20 @@ def with_intervals(
     """
     fewest_prompts = min(prompt_counts, default=0)
     if fewest_prompts < FEWEST_UNITS:
-        return {name: Number(value) for name, value in numbers.items()}
+        return {name: TracedNumber(value) for name, value in numbers.items()}
     # For each update (replicates, prompts). Each has its own seed, so that updates are drawn independently.
     drawn_of_updates = [resamples(count, REPLICATES, seed) for seed, count in enumerate(prompt_counts)]
     replicates: list[Mapping[str, float]] = []
     for index in range(REPLICATES):
         replicates.append(measure([drawn[index] for drawn in drawn_of_updates]))
-    with_ends: dict[str, Number] = {}
+    with_ends: dict[str, TracedNumber] = {}
     for name, value in numbers.items():
         interval = percentile_interval([replicate[name] for replicate in replicates])
         if interval is None:
-            with_ends[name] = Number(value)
+            with_ends[name] = TracedNumber(value)
         else:
             low, high = interval
-            with_ends[name] = Number(value, low=low, high=high)
+            with_ends[name] = TracedNumber(value, low=low, high=high)
     return with_ends
 
 
@@ -108,12 +108,12 @@ class TracedTable:
     whole: bool
 
     def is_finite(self, fields: Sequence[str]) -> bool:
-        """Returns whether these fields of its tokens are finite."""
+        """Return whether these fields of its tokens are finite."""
         return bool(numpy.isfinite(self.table[[*fields]]).all(axis=None))
 
 
 def tables_at(run: Run, step: int) -> list[TracedTable]:
-    """Reads the traced updates of a step, in their order; raises ValueError if a file can't be read."""
+    """Read the traced updates of a step, in their order; raise ValueError if a file can't be read."""
     shards_of_step = run.shards_at(step)
     tables: list[TracedTable] = []
     has_every_update = has_all_updates(shards_of_step, run.schedule.updates_a_step)
@@ -134,8 +134,8 @@ def tables_at(run: Run, step: int) -> list[TracedTable]:
     return tables
 
 
-def numbers_of_step(run: Run, step: int) -> tuple[dict[str, Number], bool] | None:
-    """Returns `numbers_of_run` of a traced step, and whether every token is traced; None if numbers are not finite."""
+def numbers_of_step(run: Run, step: int) -> tuple[dict[str, TracedNumber], bool] | None:
+    """Return `numbers_of_run` of a traced step, and whether every token is traced; None if numbers are not finite."""
     updates = tables_at(run, step)
     tables = [update.table for update in updates if len(update.table)]
     whole = all(update.whole for update in updates)
@@ -145,7 +145,7 @@ def numbers_of_step(run: Run, step: int) -> tuple[dict[str, Number], bool] | Non
 
 
 def is_counted(tokens: pandas.DataFrame) -> pandas.Series:
-    """Returns whether each traced token counts.
+    """Return whether each traced token counts.
 
     A token does not count if a mask or rejection sampling took it out, or if one of Lopti's passes leaves it to the
     other pass.
@@ -164,7 +164,7 @@ CLIPPED = 5
 
 
 def _sum_by_prompt(table: pandas.DataFrame) -> numpy.ndarray:
-    """Returns the sums over each prompt's tokens, (prompts, 6), with the columns that are numbered above.
+    """Return the sums over each prompt's tokens, (prompts, 6), with the columns that are numbered above.
 
     Args:
         table: a row for each token that counts.
@@ -186,7 +186,7 @@ def _sum_by_prompt(table: pandas.DataFrame) -> numpy.ndarray:
 
 
 def _compute_shares(sums_of_updates: Sequence[numpy.ndarray]) -> dict[str, float]:
-    """Returns the numbers of `numbers_of_run`; NaN for a share of no mass.
+    """Return the numbers of `numbers_of_run`; NaN for a share of no mass.
 
     Args:
         sums_of_updates: for each update the sums over its prompts, (6,).
@@ -227,7 +227,7 @@ MEANING_OF_HEADINGS = (
 
 
 def compare_sampler_by(column: str, updates: Sequence[TracedTable]) -> dict[str, dict[str, float]]:
-    """Returns how far the sampler is from the trainer, for each group of tokens with the same value in a column.
+    """Return how far the sampler is from the trainer, for each group of tokens with the same value in a column.
 
     Args:
         column: the column, `age` or `turn`.
@@ -250,7 +250,7 @@ def compare_sampler_by(column: str, updates: Sequence[TracedTable]) -> dict[str,
 
 
 def _compare_sampler(tokens: pandas.DataFrame) -> dict[str, float]:
-    """Compares the sampler with the trainer over some tokens.
+    """Compare the sampler with the trainer over some tokens.
 
     Args:
         tokens: a row for each token, at least one, with the columns `log_ratio`, log(recomputed / sampler's
@@ -277,7 +277,7 @@ def _compare_sampler(tokens: pandas.DataFrame) -> dict[str, float]:
 
 
 def format_comparison(numbers: Mapping[str, float]) -> list[str]:
-    """Returns the numbers of a comparison with the sampler as texts for the terminal, in the order of SAMPLER_HEADINGS.
+    """Return the numbers of a comparison with the sampler as texts for the terminal, in the order of SAMPLER_HEADINGS.
 
     Args:
         numbers: from each of SAMPLER_HEADINGS to its number.

@@ -117,7 +117,7 @@ class Analysis:
 
 
 def analyse(runs: ReadRuns, title: str | None = None) -> Analysis:
-    """Computes everything that the page says and draws.
+    """Compute everything that the page says and draws.
 
     Args:
         runs: as they were read.

@@ -85,7 +85,7 @@ SAMPLES = (
 
 
 def collect_charts(settings: Sequence[DrawnSetting], measures: Sequence[tuple[str, str, str]]) -> list[Chart]:
-    """Returns a chart of each measure that all runs of some setting log.
+    """Return a chart of each measure that all runs of some setting log.
 
     Args:
         settings: the settings that are drawn.
@@ -108,7 +108,7 @@ def collect_charts(settings: Sequence[DrawnSetting], measures: Sequence[tuple[st
 
 
 def collect_lines(settings: Sequence[DrawnSetting], names: dict[str, str]) -> list[ChartLine]:
-    """Returns a line for each setting and each metric that all runs of the setting log.
+    """Return a line for each setting and each metric that all runs of the setting log.
 
     Args:
         settings: the settings that are drawn.
@@ -159,7 +159,7 @@ class DeclaredCharts:
 
 
 def collect_declared(settings: Sequence[DrawnSetting]) -> DeclaredCharts:
-    """Returns the charts that the declarations of the logged metrics name.
+    """Return the charts that the declarations of the logged metrics name.
 
     A metric is declared with its meaning and its unit. If the page is to draw it, it is also declared with the title of
     a chart. Metrics with the same title share a chart.
@@ -189,7 +189,7 @@ def collect_declared(settings: Sequence[DrawnSetting]) -> DeclaredCharts:
 
 
 def _metrics_by_chart(logged_keys: set[str]) -> dict[str, dict[str, Metric]]:
-    """Returns the metrics of the charts that metrics' declarations name, without metrics that another figure draws.
+    """Return the metrics of the charts that metrics' declarations name, without metrics that another figure draws.
 
     Args:
         logged_keys: the keys of the metrics in the logs of all runs.
@@ -209,7 +209,7 @@ def _metrics_by_chart(logged_keys: set[str]) -> dict[str, dict[str, Metric]]:
 
 
 def _names_in_legend(metric_keys: Sequence[str]) -> dict[str, str]:
-    """Returns the name of each metric in a legend.
+    """Return the name of each metric in a legend.
 
     The name is the metric's key without the beginning and the end that all keys share. A single metric has the name "".
     """
@@ -301,7 +301,7 @@ class SearchedBounds:
 
 
 def collect_bounds(settings: Sequence[DrawnSetting]) -> list[BinnedBounds | SearchedBounds]:
-    """Returns the bounds of each setting that logs moving bounds."""
+    """Return the bounds of each setting that logs moving bounds."""
     bounds: list[BinnedBounds | SearchedBounds] = []
     for setting in settings:
         if setting.bins("epsilon"):
@@ -312,7 +312,7 @@ def collect_bounds(settings: Sequence[DrawnSetting]) -> list[BinnedBounds | Sear
 
 
 def _binned_bounds(setting: DrawnSetting) -> BinnedBounds:
-    """Returns the bounds 1 ± epsilon of a setting that logs an epsilon for each bin."""
+    """Return the bounds 1 ± epsilon of a setting that logs an epsilon for each bin."""
     epsilon_keys = setting.bins("epsilon")
     bins = []
     for key in epsilon_keys:
@@ -338,7 +338,7 @@ def _binned_bounds(setting: DrawnSetting) -> BinnedBounds:
 
 
 def _searched_bounds(setting: DrawnSetting) -> SearchedBounds:
-    """Returns the bounds of a setting that searches two bounds for all tokens."""
+    """Return the bounds of a setting that searches two bounds for all tokens."""
     return SearchedBounds(
         label=setting.label,
         colour=setting.colour,
@@ -392,7 +392,7 @@ class ClippedShares:
 
 
 def collect_clipped(numbers: Sequence[SettingNumbers]) -> list[ClippedShares]:
-    """Returns the clipped shares of the settings all of whose runs log them."""
+    """Return the clipped shares of the settings all of whose runs log them."""
     shares = []
     for numbers_of_setting in numbers:
         if numbers_of_setting.clipped.empty:
@@ -412,7 +412,7 @@ def collect_clipped(numbers: Sequence[SettingNumbers]) -> list[ClippedShares]:
 
 
 def find_larger_floor(setting: DrawnSetting) -> FloorByStep | None:
-    """Returns what rounding clips, by the larger of its two measurements; None if it is not logged.
+    """Return what rounding clips, by the larger of its two measurements; None if it is not logged.
 
     The first measurement is made in each step, the second once after each start. If the second is larger, its mean is
     used for every step.
@@ -432,7 +432,7 @@ def find_larger_floor(setting: DrawnSetting) -> FloorByStep | None:
 
 
 def chart_shares_of_verl(numbers: Sequence[SettingNumbers], first_file: int) -> list[Chart]:
-    """Returns a chart of the share of tokens that verl says its loss clipped, by step, for some of the settings.
+    """Return a chart of the share of tokens that verl says its loss clipped, by step, for some of the settings.
 
     A setting has such a chart if all its runs log verl's share, and not all of them log the plugin's.
 
@@ -478,7 +478,7 @@ class MassShares:
 
 
 def collect_mass(numbers: Sequence[SettingNumbers]) -> list[MassShares]:
-    """Returns the gradient mass of the settings all of whose runs log it."""
+    """Return the gradient mass of the settings all of whose runs log it."""
     shares = []
     for numbers_of_setting in numbers:
         mass = numbers_of_setting.mass

@@ -52,7 +52,7 @@ class ComparedSetting:
 
 
 def list_settings(settings: Sequence[DrawnSetting]) -> list[ComparedSetting]:
-    """Returns the settings as the page lists them."""
+    """Return the settings as the page lists them."""
     return [
         ComparedSetting(
             label=setting.label,
@@ -66,20 +66,20 @@ def list_settings(settings: Sequence[DrawnSetting]) -> list[ComparedSetting]:
 
 
 def _compared_run(run: Run) -> ComparedRun:
-    """Returns a run as the page lists it."""
+    """Return a run as the page lists it."""
     seed = NO_VALUE if run.seed is None else str(run.seed)
     return ComparedRun(name=run.name, seed=seed, steps=say_steps(run))
 
 
 def _name_of(setting: Setting) -> str:
-    """Returns a setting's label with the number of its runs or, of a single run, with what `Setting.name_of` adds."""
+    """Return a setting's label with the number of its runs or, of a single run, with what `Setting.name_of` adds."""
     if len(setting.runs) == 1:
         return setting.name_of(setting.runs[0])
     return f"{setting.label}, {len(setting.runs)} runs"
 
 
 def say_steps(run: Run) -> str:
-    """Says which steps a run's log has, without a validation before the first."""
+    """Say which steps a run's log has, without a validation before the first."""
     steps = [int(step) for step in run.log.index if step > 0]
     if not steps:
         return "no training step"
@@ -91,7 +91,7 @@ def say_steps(run: Run) -> str:
 
 
 def list_versions(runs: Sequence[Run]) -> list[str]:
-    """Returns each package that the runs recorded with its versions, such as "verl 0.9.0 and 0.9.1"."""
+    """Return each package that the runs recorded with its versions, such as "verl 0.9.0 and 0.9.1"."""
     versions_by_package: dict[str, set[str]] = {}
     for run in runs:
         for package, version in run.versions.items():
@@ -101,7 +101,7 @@ def list_versions(runs: Sequence[Run]) -> list[str]:
 
 
 def list_differences(settings: Sequence[Setting]) -> dict[str, list[str]]:
-    """Returns the keys in which the settings differ, each with the value of every setting, in their order.
+    """Return the keys in which the settings differ, each with the value of every setting, in their order.
 
     The plugin's keys come first. Its keys that a setting lacks are parameters of other methods: these share the last
     row, METHOD_ROW, in which each setting has the names and values of its own.
@@ -124,17 +124,17 @@ def list_differences(settings: Sequence[Setting]) -> dict[str, list[str]]:
 
 
 def _is_of_plugin(key: str) -> bool:
-    """Returns whether a dotted key is in the plugin's node."""
+    """Return whether a dotted key is in the plugin's node."""
     return key.startswith(f"{NODE}.")
 
 
 def _without_quotes(value: str) -> str:
-    """Returns a value that is in JSON without the quotes that a text has there."""
+    """Return a value that is in JSON without the quotes that a text has there."""
     return value.strip('"')
 
 
 def _list_parameters(parameters: Mapping[str, Sequence[str | None]], setting_index: int) -> str:
-    """Returns the parameters that a setting has, with its values.
+    """Return the parameters that a setting has, with its values.
 
     Args:
         parameters: from a parameter's name to the value of each setting, None for a setting that lacks it.
@@ -149,12 +149,12 @@ def _list_parameters(parameters: Mapping[str, Sequence[str | None]], setting_ind
 
 
 def tabulate_steps(settings: Sequence[Setting]) -> pandas.DataFrame:
-    """Returns the metrics that the figures show, with a row for each step of each run."""
+    """Return the metrics that the figures show, with a row for each step of each run."""
     return pandas.concat([_steps_of(setting, run) for setting in settings for run in setting.runs])
 
 
 def _steps_of(setting: Setting, run: Run) -> pandas.DataFrame:
-    """Returns the metrics of a run that the figures show, a row for each step, beside its name, setting and seed."""
+    """Return the metrics of a run that the figures show, a row for each step, beside its name, setting and seed."""
     columns = [name for name in run.log if name in keys.DRAWN or name.startswith(keys.OWN)]
     table = run.log[columns].rename_axis("step").reset_index()
     table = table.assign(run=run.name, setting=setting.label, seed=run.seed)

@@ -21,7 +21,7 @@ class Plate(NamedTuple):
 
 
 def draw_plates(analysis: Analysis) -> list[Plate]:
-    """Draws the plates for which the runs have something to show.
+    """Draw the plates for which the runs have something to show.
 
     They come in the order of the page: tokens, outcome, what the method does (bounds, clipping and gradient mass),
     samples, and other metrics that declare a chart.

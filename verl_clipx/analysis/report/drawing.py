@@ -57,7 +57,7 @@ class Panel(NamedTuple):
 def figure(
     height: float, *, rows: int = 1, columns: int = 1, left: float = 44, top: float = 24, bottom: float = 38, **shared
 ) -> tuple[Figure, list[Axes]]:
-    """Makes a figure of the page's width.
+    """Make a figure of the page's width.
 
     Args:
         height: the height of the figure, in CSS pixels.
@@ -77,12 +77,12 @@ def figure(
 
 
 def style():
-    """Returns a context in which figures are made and saved in the page's style."""
+    """Return a context in which figures are made and saved in the page's style."""
     return matplotlib.rc_context(STYLE_COLOURS, STYLE)
 
 
 def summarise_windows(values: Values, quantile: float = MIDDLE) -> Values:
-    """Returns a quantile of the values in each window of steps; the values themselves for at most MOST_STEPS steps.
+    """Return a quantile of the values in each window of steps; the values themselves for at most MOST_STEPS steps.
 
     Args:
         values: by step, or a frame with a row for each step.
@@ -103,7 +103,7 @@ def summarise_windows(values: Values, quantile: float = MIDDLE) -> Values:
 
 
 def curve(axes: Axes, values: pandas.Series, colour: str, **line) -> pandas.Series:
-    """Draws a metric over steps: in a long log the median of each window, with a band of the middle 80 %.
+    """Draw a metric over steps: in a long log the median of each window, with a band of the middle 80 %.
 
     Args:
         axes: the axes.
@@ -125,7 +125,7 @@ def curve(axes: Axes, values: pandas.Series, colour: str, **line) -> pandas.Seri
 
 
 def widen_left_margin(drawing: Figure) -> None:
-    """Widens a figure's left margin if the label of a tick would begin outside the figure."""
+    """Widen a figure's left margin if the label of a tick would begin outside the figure."""
     drawing.draw_without_rendering()
     begins = min(axes.get_tightbbox().x0 for axes in drawing.axes)
     if begins < 0:
@@ -137,7 +137,7 @@ FORMATS: dict[str, dict[str, Any]] = {"svg": {"metadata": {"Date": None}}, "png"
 
 
 def save(drawing: Figure, folder: Path, name: str) -> None:
-    """Writes a figure as SVG and PNG, with a left margin in which the labels of its ticks have room."""
+    """Write a figure as SVG and PNG, with a left margin in which the labels of its ticks have room."""
     widen_left_margin(drawing)
     for kind, options in FORMATS.items():
         with replacing(folder / f"{name}.{kind}") as partial:
@@ -145,7 +145,7 @@ def save(drawing: Figure, folder: Path, name: str) -> None:
 
 
 def inline(text: str, name: str, description: str) -> Markup:
-    """Returns an SVG that fits into the page: with the page's fonts, and without metadata.
+    """Return an SVG that fits into the page: with the page's fonts, and without metadata.
 
     Args:
         text: the file that matplotlib wrote.
@@ -172,12 +172,12 @@ _LONG = re.compile(r"(-?\d+\.\d{2})\d+")
 
 
 def _rounded(coordinates: re.Match) -> str:
-    """Returns an attribute of an SVG with at most two digits after the point of each number."""
+    """Return an attribute of an SVG with at most two digits after the point of each number."""
     return _LONG.sub(r"\1", coordinates[0])
 
 
 def _without_family(font: re.Match) -> str:
-    """Returns the size and the weight of a font, so that its family is the page's."""
+    """Return the size and the weight of a font, so that its family is the page's."""
     weight = font[1]
     size = font[2]
     if "bold" in weight or "700" in weight:

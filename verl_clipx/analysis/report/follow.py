@@ -15,7 +15,7 @@ NO_LOCKS = (
 
 
 def follow_runs(paths: list[Path], write: Callable[[bool], None], wait: Callable[[str], None]) -> None:
-    """Writes a page whenever a run has logged something new, until none of the runs trains.
+    """Write a page whenever a run has logged something new, until none of the runs trains.
 
     Args:
         paths: of each run, its folder or the file of its log.
@@ -56,7 +56,7 @@ def follow_runs(paths: list[Path], write: Callable[[bool], None], wait: Callable
 
 
 def _state_of(path: Path) -> list[tuple[str, int, int]]:
-    """Returns name, time of change in nanoseconds, and size in bytes of a file, or of each file in a folder."""
+    """Return name, time of change in nanoseconds, and size in bytes of a file, or of each file in a folder."""
     if not path.exists():
         return []
     state = []

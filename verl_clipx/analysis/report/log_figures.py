@@ -80,7 +80,7 @@ Item = TypeVar("Item")
 
 
 def draw_charts(charts: Sequence[Chart]) -> list[Panel]:
-    """Draws each chart in a panel."""
+    """Draw each chart in a panel."""
     return [
         Panel(name=chart.name, title=chart.title, description=chart.description, drawing=_draw_chart(chart))
         for chart in charts
@@ -88,7 +88,7 @@ def draw_charts(charts: Sequence[Chart]) -> list[Panel]:
 
 
 def _draw_chart(chart: Chart) -> Figure:
-    """Draws a chart's lines on one pair of axes."""
+    """Draw a chart's lines on one pair of axes."""
     drawing, (axes,) = figure(CHART_HEIGHT, left=SHARE_MARGIN, top=12)
     for line in chart.lines:
         _draw_line(axes, line)
@@ -103,7 +103,7 @@ def _draw_chart(chart: Chart) -> Figure:
 
 
 def _draw_line(axes: Axes, line: ChartLine) -> None:
-    """Draws the mean over the runs, a band from the lowest run to the highest, and the errors.
+    """Draw the mean over the runs, a band from the lowest run to the highest, and the errors.
 
     In a long log the curve has a point at the middle step of each window, as `summarise_windows` has it. Only the
     errors of these steps are drawn.
@@ -121,7 +121,7 @@ def _draw_line(axes: Axes, line: ChartLine) -> None:
 
 
 def _draw_diamonds(axes: Axes, line: ChartLine) -> None:
-    """Draws the held-out rewards of a run, at most MOST_DIAMONDS, evenly spaced, with the last one among them."""
+    """Draw the held-out rewards of a run, at most MOST_DIAMONDS, evenly spaced, with the last one among them."""
     every = max(1, ceil(len(line.held_out) / MOST_DIAMONDS))
     for point in line.held_out[::-every]:
         if point.reward.low is not None:
@@ -130,7 +130,7 @@ def _draw_diamonds(axes: Axes, line: ChartLine) -> None:
 
 
 def _name_lines(axes: Axes) -> None:
-    """Adds a legend if the lines have different names.
+    """Add a legend if the lines have different names.
 
     Lines of the same name, which are those of one metric in several settings, share an entry. The entry has the style
     of its lines and, if they differ in colour, no setting's colour. Long names are wrapped. Of more than MOST_NAMES
@@ -157,7 +157,7 @@ def _name_lines(axes: Axes) -> None:
 
 
 def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
-    """Returns at most `most` of the items, evenly spaced, with the first and the last among them."""
+    """Return at most `most` of the items, evenly spaced, with the first and the last among them."""
     if len(items) <= most:
         return list(items)
     places = numpy.linspace(0, len(items) - 1, most).astype(int)
@@ -168,7 +168,7 @@ def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def draw_bounds(bounds_of_settings: Sequence[BinnedBounds | SearchedBounds]) -> list[Panel]:
-    """Draws the bounds that each setting used, over steps."""
+    """Draw the bounds that each setting used, over steps."""
     panels = []
     for index, bounds in enumerate(bounds_of_settings):
         drawing = _draw_bins(bounds) if isinstance(bounds, BinnedBounds) else _draw_search(bounds)
@@ -184,7 +184,7 @@ def draw_bounds(bounds_of_settings: Sequence[BinnedBounds | SearchedBounds]) -> 
 
 
 def _draw_bins(binned_bounds: BinnedBounds) -> Figure:
-    """Draws the bounds of each probability bin on axes of their own; at most MOST_BINS bins, evenly spaced."""
+    """Draw the bounds of each probability bin on axes of their own; at most MOST_BINS bins, evenly spaced."""
     shown = choose_evenly(binned_bounds.bins, MOST_BINS)
     rows = ceil(len(shown) / BINS_A_ROW)
     drawing, all_axes = figure(
@@ -215,7 +215,7 @@ def _draw_bins(binned_bounds: BinnedBounds) -> Figure:
 
 
 def _draw_search(searched_bounds: SearchedBounds) -> Figure:
-    """Draws the bounds and, below them, the positive tokens' share at which the search aims, if it is logged."""
+    """Draw the bounds and, below them, the positive tokens' share at which the search aims, if it is logged."""
     has_shares = len(searched_bounds.share_before) > 0
     if has_shares:
         drawing, all_axes = figure(SEARCH_WITH_SHARES_HEIGHT, rows=2, sharex=True)
@@ -235,7 +235,7 @@ def _draw_search(searched_bounds: SearchedBounds) -> Figure:
 
 
 def _draw_band(axes: Axes, bounds: BoundsByStep, colour: str) -> None:
-    """Draws the band between two bounds, dashed lines for the bounds of each step's last update, and GRPO's bounds."""
+    """Draw the band between two bounds, dashed lines for the bounds of each step's last update, and GRPO's bounds."""
     low, high = bounds.low.align(bounds.high, join="inner")
     low_line = curve(axes, low, colour)
     high_line = curve(axes, high, colour)
@@ -283,12 +283,12 @@ class Bars(NamedTuple):
 
 
 def draw_clipped_shares(settings: Sequence[ClippedShares]) -> list[Panel]:
-    """Draws the clipped share of tokens over steps."""
+    """Draw the clipped share of tokens over steps."""
     return _draw_bar_panels("fractions", [_bars_of_clipped(setting) for setting in settings])
 
 
 def _bars_of_clipped(shares: ClippedShares) -> Bars:
-    """Returns the bars of a setting's clipped share."""
+    """Return the bars of a setting's clipped share."""
     description = f"Bars of the share of tokens that {shares.label} clips in each step, high upwards, low downwards."
     if shares.floor is not None:
         description += " A grey band spans what rounding clips before anything has moved."
@@ -309,12 +309,12 @@ def _bars_of_clipped(shares: ClippedShares) -> Bars:
 
 
 def draw_mass(settings: Sequence[MassShares]) -> list[Panel]:
-    """Draws the share of the gradient's mass outside the bounds, by region, over steps."""
+    """Draw the share of the gradient's mass outside the bounds, by region, over steps."""
     return _draw_bar_panels("mass", [_bars_of_mass(setting) for setting in settings])
 
 
 def _bars_of_mass(mass: MassShares) -> Bars:
-    """Returns the bars of a setting's gradient mass outside its bounds.
+    """Return the bars of a setting's gradient mass outside its bounds.
 
     The bars of regions above the upper bound point up: HN has A < 0, and HP has A > 0. The bars of regions below the
     lower bound point down: LP has A > 0, and LN has A < 0. PPO's clip keeps the mass of HN and LP, whose bars are
@@ -335,12 +335,12 @@ def _bars_of_mass(mass: MassShares) -> Bars:
 
 
 def _zeros(values: pandas.Series) -> pandas.Series:
-    """Returns 0 at each step of a metric; NaN where it has no value, so that no bar begins there."""
+    """Return 0 at each step of a metric; NaN where it has no value, so that no bar begins there."""
     return 0 * values
 
 
 def _draw_bar_panels(name: str, bars_of_settings: Sequence[Bars]) -> list[Panel]:
-    """Draws a figure of bars for each setting.
+    """Draw a figure of bars for each setting.
 
     Args:
         name: the beginning of the names of their files.
@@ -359,7 +359,7 @@ def _draw_bar_panels(name: str, bars_of_settings: Sequence[Bars]) -> list[Panel]
 
 
 def _find_limits(bars_of_settings: Sequence[Bars]) -> tuple[float, float]:
-    """Returns the lower and the upper end of the axis of shares, which all figures have in common."""
+    """Return the lower and the upper end of the axis of shares, which all figures have in common."""
     ends: list[pandas.Series] = []
     for bars in bars_of_settings:
         for layer in bars.layers:
@@ -373,7 +373,7 @@ def _find_limits(bars_of_settings: Sequence[Bars]) -> tuple[float, float]:
 
 
 def _draw_bars(bars: Bars, limits: tuple[float, float]) -> Figure:
-    """Draws the bars of a setting; `limits` are the ends of the axis of shares."""
+    """Draw the bars of a setting; `limits` are the ends of the axis of shares."""
     drawing, (axes,) = figure(BARS_HEIGHT, left=SHARE_MARGIN)
     for layer in bars.layers:
         _draw_layer(axes, layer)
@@ -393,7 +393,7 @@ def _draw_bars(bars: Bars, limits: tuple[float, float]) -> Figure:
 
 
 def _draw_layer(axes: Axes, layer: Layer) -> None:
-    """Draws a layer of bars.
+    """Draw a layer of bars.
 
     A log of up to MOST_MARKS steps has a bar for each step. A longer log has one area with a stepped outline. For more
     than MOST_STEPS steps, the area shows the median of each window of steps, and a line over it spans the middle 80 %
@@ -420,7 +420,7 @@ def _draw_layer(axes: Axes, layer: Layer) -> None:
 
 
 def _percent_of_tick(share: float, _: int) -> str:
-    """Returns a tick's share in per cent, without its sign, because bars that point down show shares, too.
+    """Return a tick's share in per cent, without its sign, because bars that point down show shares, too.
 
     The second argument is the place of the tick, which matplotlib passes.
     """
@@ -430,7 +430,7 @@ def _percent_of_tick(share: float, _: int) -> str:
 
 
 def step_axis(axes: Axes, *, ticks: int = 4) -> None:
-    """Puts whole training steps on the horizontal axis, and names the axis if it has room for a name.
+    """Put whole training steps on the horizontal axis, and name the axis if it has room for a name.
 
     Args:
         axes: the axes.

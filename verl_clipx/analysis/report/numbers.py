@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pandas
 
 from verl_clipx.analysis.diagnose.findings import clipped_share, mass_shares
-from verl_clipx.analysis.replay.traced_numbers import Number
+from verl_clipx.analysis.replay.traced_numbers import TracedNumber
 from verl_clipx.analysis.report.palette import DrawnSetting
 from verl_clipx.analysis.report.reading import ReadRuns
 from verl_clipx.analysis.runs import keys
@@ -41,7 +41,7 @@ class SettingNumbers:
     mass_steps: pandas.Index
     kl: pandas.Series
     update: TracedUpdate | None = None
-    step_numbers: Mapping[str, Number] | None = None
+    step_numbers: Mapping[str, TracedNumber] | None = None
 
     @property
     def label(self) -> str:
@@ -60,7 +60,7 @@ class SettingNumbers:
 
 
 def compute_numbers(runs: ReadRuns) -> list[SettingNumbers]:
-    """Returns the numbers of each setting, in the order of `runs.settings`."""
+    """Return the numbers of each setting, in the order of `runs.settings`."""
     update_by_label = {update.setting.label: update for update in runs.updates}
     return [
         SettingNumbers(

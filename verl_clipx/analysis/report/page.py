@@ -35,7 +35,7 @@ def write_report(
     *,
     reload_every: int | None = None,
 ) -> list[Finding]:
-    """Compares runs: writes report.html, figures as SVG and PNG, and the numbers as CSV.
+    """Compare runs: writes report.html, figures as SVG and PNG, and the numbers as CSV.
 
     Args:
         paths: of each run, its folder or the file of its log; at least one.
@@ -64,7 +64,7 @@ def write_report(
 
 
 def save_figures(plates: Sequence[Plate], folder: Path) -> dict[str, str]:
-    """Writes the figures in each format, in the place of those of the report before.
+    """Write the figures in each format, in the place of those of the report before.
 
     Returns:
         From the name of a panel to its SVG.
@@ -81,7 +81,7 @@ def save_figures(plates: Sequence[Plate], folder: Path) -> dict[str, str]:
 
 
 def remove_figures_before(names: Sequence[str], folder: Path) -> None:
-    """Removes the figures of the report before, and lists the names of this one's.
+    """Remove the figures of the report before, and list the names of this one's.
 
     Args:
         names: of this report's files, which are not written yet.
@@ -106,7 +106,7 @@ def remove_figures_before(names: Sequence[str], folder: Path) -> None:
 
 
 def write_csv(path: Path, table: pandas.DataFrame) -> None:
-    """Writes a table without texts or names of columns that a spreadsheet would take for formulas."""
+    """Write a table without texts or names of columns that a spreadsheet would take for formulas."""
     texts = {name: column.map(no_formula) for name, column in table.items() if not is_numeric_dtype(column)}
     harmless = table.assign(**texts).rename(columns=no_formula)
     with replacing(path) as partial:
@@ -115,7 +115,7 @@ def write_csv(path: Path, table: pandas.DataFrame) -> None:
 
 
 def list_sentences(analysis: Analysis) -> list[Finding]:
-    """Returns what the command prints of a page."""
+    """Return what the command prints of a page."""
     alarms = analysis.alarms if analysis.news is None else [analysis.news, *analysis.alarms]
     sentences = [Finding(alarm.head, alarm.text) for alarm in alarms]
     if analysis.clipping:

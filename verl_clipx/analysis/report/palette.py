@@ -26,7 +26,7 @@ class DrawnSetting(Setting):
 
 
 def with_colours(settings: list[Setting]) -> list[DrawnSetting]:
-    """Gives each setting its colour: GRPO's colour to the first setting of GRPO, and OTHERS to the rest in their order.
+    """Give each setting its colour: GRPO's colour to the first setting of GRPO, and OTHERS to the rest in their order.
 
     Raises:
         ValueError: there are more settings than colours that people can keep apart.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from verl_clipx.analysis.replay.traced_numbers import Number, numbers_of_step
+from verl_clipx.analysis.replay.traced_numbers import TracedNumber, numbers_of_step
 from verl_clipx.analysis.report.palette import DrawnSetting, with_colours
 from verl_clipx.analysis.runs.folder import read_run
 from verl_clipx.analysis.runs.run import Run
@@ -27,7 +27,7 @@ class ReadRuns:
     settings: Sequence[DrawnSetting]
     baseline: Setting
     updates: Sequence[TracedUpdate] = ()
-    step_numbers: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
+    step_numbers: Mapping[str, Mapping[str, TracedNumber]] = field(default_factory=dict)
 
     @property
     def runs(self) -> list[Run]:
@@ -36,7 +36,7 @@ class ReadRuns:
 
 
 def read_runs(paths: Sequence[Path], baseline: str | None = None) -> ReadRuns:
-    """Reads the runs of a page.
+    """Read the runs of a page.
 
     Args:
         paths: of each run, its folder or the file of its log; at least one.

@@ -19,7 +19,7 @@ from verl_clipx.common.statistics.estimate import MIN_SEEDS
 def render(
     analysis: Analysis, plates: Sequence[Plate], drawings: Mapping[str, str], *, reload_every: int | None = None
 ) -> str:
-    """Returns the page, which needs no other file and no network.
+    """Return the page, which needs no other file and no network.
 
     Args:
         analysis: what it says.
@@ -45,7 +45,7 @@ def render(
 
 
 def breakable(text: str) -> Markup:
-    """Lets a narrow column break a text within keys and paths, nowhere else in a word, and not in `A < 0`."""
+    """Let a narrow column break a text within keys and paths, nowhere else in a word, and not in `A < 0`."""
     html = re.sub(r"([/_=](?=\w)|\.(?=[A-Za-z_]))", r"\1<wbr>", str(escape(text)))
     return Markup(re.sub(r"\bA (&[lg]t;) 0", "A\u00a0\\1\u00a00", html))
 

@@ -34,7 +34,7 @@ class SummaryRow(NamedTuple):
 
 
 def summarise(numbers: Sequence[SettingNumbers]) -> list[SummaryRow]:
-    """Returns the rows in which the cell of at least one setting has a text.
+    """Return the rows in which the cell of at least one setting has a text.
 
     Args:
         numbers: the numbers of each setting, in the order of the columns.
@@ -62,17 +62,17 @@ def summarise(numbers: Sequence[SettingNumbers]) -> list[SummaryRow]:
 
 
 def _clipped_low(numbers: SettingNumbers) -> SummaryCell:
-    """Returns the share of tokens below the lower bound, where PPO clips those with A < 0."""
+    """Return the share of tokens below the lower bound, where PPO clips those with A < 0."""
     return _clipped(numbers, numbers.clipped_low, "LN")
 
 
 def _clipped_high(numbers: SettingNumbers) -> SummaryCell:
-    """Returns the share of tokens above the upper bound, where PPO clips those with A > 0."""
+    """Return the share of tokens above the upper bound, where PPO clips those with A > 0."""
     return _clipped(numbers, numbers.clipped_high, "HP")
 
 
 def _clipped(numbers: SettingNumbers, share: pandas.Series, region: str) -> SummaryCell:
-    """Returns the share of tokens beyond a bound.
+    """Return the share of tokens beyond a bound.
 
     Args:
         numbers: the setting's numbers.
@@ -87,14 +87,14 @@ def _clipped(numbers: SettingNumbers, share: pandas.Series, region: str) -> Summ
 
 
 def _clipped_by_verl(numbers: SettingNumbers) -> SummaryCell:
-    """Returns the share of tokens that verl counts as clipped; nothing if the plugin's own counts are known."""
+    """Return the share of tokens that verl counts as clipped; nothing if the plugin's own counts are known."""
     if len(numbers.clipped) or numbers.clipped_by_verl.empty:
         return UNKNOWN
     return SummaryCell(percent(numbers.clipped_by_verl.mean()))
 
 
 def _masked(setting: Setting) -> SummaryCell:
-    """Returns the share of tokens that a mask takes out. The note says the shares for each sign of the advantage."""
+    """Return the share of tokens that a mask takes out. The note says the shares for each sign of the advantage."""
     shares = {}
     for sign, key in keys.MASKED.items():
         share = setting.mean(key)
@@ -110,14 +110,14 @@ def _masked(setting: Setting) -> SummaryCell:
 
 
 def _taken_by_clipping(numbers: SettingNumbers) -> SummaryCell:
-    """Returns the share of the gradient's mass that the clip took in the traced step."""
+    """Return the share of the gradient's mass that the clip took in the traced step."""
     if numbers.step_numbers is None or numpy.isnan(numbers.step_numbers[TAKEN].value):
         return UNKNOWN
     return SummaryCell(percent(*numbers.step_numbers[TAKEN], digits=2), f"in step {numbers.update.step}")
 
 
 def _unlike_grpo(numbers: SettingNumbers) -> SummaryCell:
-    """Returns how many traced tokens GRPO's rule would have treated otherwise; nothing for GRPO, where it is none."""
+    """Return how many traced tokens GRPO's rule would have treated otherwise; nothing for GRPO, where it is none."""
     if numbers.update is None:
         return UNKNOWN
     count = int(unlike_grpo(numbers.update.tokens).sum())
@@ -128,7 +128,7 @@ def _unlike_grpo(numbers: SettingNumbers) -> SummaryCell:
 
 
 def _highest_kl(numbers: SettingNumbers) -> SummaryCell:
-    """Returns the highest KL divergence of any step, in nats a token. The note has its step, and the median."""
+    """Return the highest KL divergence of any step, in nats a token. The note has its step, and the median."""
     if numbers.kl.empty:
         return UNKNOWN
     note = f"step {numbers.kl.idxmax()}; the median is {numbers.kl.median():.2g}"
@@ -136,7 +136,7 @@ def _highest_kl(numbers: SettingNumbers) -> SummaryCell:
 
 
 def _rewards(settings: Sequence[Setting]) -> list[SummaryCell]:
-    """Returns each setting's mean reward over the steps that all settings have.
+    """Return each setting's mean reward over the steps that all settings have.
 
     If there are no such steps, it is the mean over the setting's own steps.
     """
@@ -158,7 +158,7 @@ def _rewards(settings: Sequence[Setting]) -> list[SummaryCell]:
 
 
 def _held_out(setting: Setting) -> SummaryCell:
-    """Returns the held-out reward at the last validation that all runs have, after an update."""
+    """Return the held-out reward at the last validation that all runs have, after an update."""
     steps_of_runs = [{reward.step for reward in run.held_out} for run in setting.runs]
     step = max(set.intersection(*steps_of_runs), default=0)
     if step == 0:
@@ -171,7 +171,7 @@ def _held_out(setting: Setting) -> SummaryCell:
 
 
 def _over_seeds(means: numpy.ndarray, basis: str) -> SummaryCell:
-    """Returns the mean over seeds, with a 95 % interval if there are at least MIN_SEEDS seeds.
+    """Return the mean over seeds, with a 95 % interval if there are at least MIN_SEEDS seeds.
 
     Args:
         means: the mean of each seed, at least one.

@@ -13,7 +13,7 @@ from verl_clipx.common.sentences import percent
 
 
 def choose_gravest(alarms: Sequence[Alarm], *, clipping_is_known: bool) -> Alarm | None:
-    """Returns the alarm that a reader must know first.
+    """Return the alarm that a reader must know first.
 
     It is the first one, as `find_alarms` orders them. But if that is a trend, a collapse of the reward goes before it,
     since it is the gravest of all trends. If all alarms are remarks and it is known what was clipped, the page begins
@@ -47,7 +47,7 @@ class Clipping(Enum):
 
 
 def say_what_was_clipped(numbers: Sequence[SettingNumbers]) -> str:
-    """Says in one line which share of the tokens each setting clipped.
+    """Say in one line which share of the tokens each setting clipped.
 
     The line is empty if it is not known of each setting which share it clipped.
     """
@@ -63,7 +63,7 @@ def say_what_was_clipped(numbers: Sequence[SettingNumbers]) -> str:
 
 
 def _classify_clipping(numbers_of_setting: SettingNumbers) -> Clipping | None:
-    """Returns what is known of a setting's clipping; None if nothing is."""
+    """Return what is known of a setting's clipping; None if nothing is."""
     if len(numbers_of_setting.clipped):
         if numbers_of_setting.has_gradient_outside:
             return Clipping.OUTSIDE_WITH_GRADIENT
@@ -74,7 +74,7 @@ def _classify_clipping(numbers_of_setting: SettingNumbers) -> Clipping | None:
 
 
 def _write_clause(numbers_of_setting: SettingNumbers, clipping: Clipping, *, is_first: bool) -> str:
-    """Says which share of the tokens a setting clipped.
+    """Say which share of the tokens a setting clipped.
 
     Args:
         numbers_of_setting: the setting's numbers.
@@ -99,7 +99,7 @@ def _write_clause(numbers_of_setting: SettingNumbers, clipping: Clipping, *, is_
 
 
 def _describe_most(numbers_of_setting: SettingNumbers) -> str:
-    """Says what most of a setting's clipped tokens have in common, by those in its traced update.
+    """Say what most of a setting's clipped tokens have in common, by those in its traced update.
 
     A token is improbable if its old probability is below a half. It is in a bad answer if its advantage is below 0. Bad
     answers are mentioned only if all tokens of an answer have the same advantage, and if more tokens are clipped at the
@@ -130,14 +130,14 @@ def _describe_most(numbers_of_setting: SettingNumbers) -> str:
 
 
 def join_labels(labels: Sequence[str]) -> str:
-    """Returns the labels in one text: "A", "A against B" or "A, B and C"."""
+    """Return the labels in one text: "A", "A against B" or "A, B and C"."""
     if len(labels) < 3:
         return " against ".join(labels)
     return f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
 def name_comparison(labels: Sequence[str]) -> str:
-    """Returns the title of a page whose logs say nothing that could be the title."""
+    """Return the title of a page whose logs say nothing that could be the title."""
     if len(labels) == 1:
         return f"{labels[0]}: what the log says"
     return f"{join_labels(labels)}: what the logs say"

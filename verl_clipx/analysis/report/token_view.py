@@ -76,7 +76,7 @@ class Section(NamedTuple):
 
 
 def make_visible(text: str) -> str:
-    """Returns a token's text with a sign in place of each line end and tab.
+    """Return a token's text with a sign in place of each line end and tab.
 
     In a text of nothing but white space, any other white space gets `BLANK_SIGN`. An empty text becomes `EMPTY_SIGN`.
     """
@@ -89,7 +89,7 @@ def make_visible(text: str) -> str:
 
 
 def choose_sections(updates: Sequence[TracedUpdate]) -> list[Section]:
-    """Chooses the tokens that the page shows.
+    """Choose the tokens that the page shows.
 
     Each setting shows the same number of responses, MOST_RESPONSES in all. The settings show the same prompts as far as
     they have them. Prompts are ordered by how many tokens GRPO's rule clips in the setting where it clips fewest. Ties
@@ -115,7 +115,7 @@ def choose_sections(updates: Sequence[TracedUpdate]) -> list[Section]:
 
 
 def _count_by_response(tokens: pandas.DataFrame) -> pandas.DataFrame:
-    """Counts the tokens of each response.
+    """Count the tokens of each response.
 
     Args:
         tokens: the tokens of an update.
@@ -138,7 +138,7 @@ def _count_by_response(tokens: pandas.DataFrame) -> pandas.DataFrame:
 def _make_section(
     update: TracedUpdate, counts: pandas.DataFrame, place_of_prompt: Mapping[str, int], most: int
 ) -> Section:
-    """Returns the responses of an update that the page shows, with the numbers of their tokens.
+    """Return the responses of an update that the page shows, with the numbers of their tokens.
 
     Args:
         update: the setting's traced update.
@@ -177,7 +177,7 @@ def _make_section(
 
 
 def _choose_responses(counts: pandas.DataFrame, place_of_prompt: Mapping[str, int], most: int) -> pandas.DataFrame:
-    """Returns the rows of the responses that are shown, in the order of the page.
+    """Return the rows of the responses that are shown, in the order of the page.
 
     The prompts come in their order. Within a prompt, the responses in which GRPO's rule clips most tokens come first,
     because the page shows the first response by itself, under GRPO's rule. The arguments are those of `_make_section`.
@@ -189,7 +189,7 @@ def _choose_responses(counts: pandas.DataFrame, place_of_prompt: Mapping[str, in
 
 
 def _show_response(response: pandas.DataFrame) -> ShownResponse:
-    """Returns a response as the page shows it, cut after MOST_TOKENS tokens; `response` has a row for each token."""
+    """Return a response as the page shows it, cut after MOST_TOKENS tokens; `response` has a row for each token."""
     shown = response.iloc[:MOST_TOKENS]
     first_token = response.iloc[0]
     tokens: list[tuple[str, str]] = []
@@ -204,14 +204,14 @@ def _show_response(response: pandas.DataFrame) -> ShownResponse:
 
 
 def _name_classes(own_event: str, grpo_event: str) -> str:
-    """Returns the HTML classes of a token: its event under each rule; "" if it is within the bounds under both."""
+    """Return the HTML classes of a token: its event under each rule; "" if it is within the bounds under both."""
     if own_event == KEPT and grpo_event == KEPT:
         return ""
     return f"{own_event} g-{grpo_event}"
 
 
 def _list_numbers(tokens: pandas.DataFrame) -> dict[str, list[Any]]:
-    """Returns what the page's script reads of the tokens: numbers, regions, and events by their place in EVENTS."""
+    """Return what the page's script reads of the tokens: numbers, regions, and events by their place in EVENTS."""
     values_of_field: dict[str, list[Any]] = {}
     for name in SHOWN_NUMBERS:
         values_of_field[name] = [_round_number(value) for value in tokens[name]]
@@ -222,7 +222,7 @@ def _list_numbers(tokens: pandas.DataFrame) -> dict[str, list[Any]]:
 
 
 def _round_number(value: float) -> float | None:
-    """Returns a number rounded to DIGITS significant digits; None if it is not finite."""
+    """Return a number rounded to DIGITS significant digits; None if it is not finite."""
     if not isfinite(value):
         return None
     return float(f"{float(value):.{DIGITS}g}")

@@ -45,7 +45,7 @@ class TokenSpread:
 
 
 def spread_tokens(update: TracedUpdate) -> TokenSpread:
-    """Returns what the figure shows of an update."""
+    """Return what the figure shows of an update."""
     tokens = update.tokens
     drawn = choose_tokens(tokens)
     bounds = find_median_bounds(tokens) if has_bounds_on_ratio(tokens) else None
@@ -66,7 +66,7 @@ def spread_tokens(update: TracedUpdate) -> TokenSpread:
 
 
 def _title(update: TracedUpdate, drawn: int) -> str:
-    """Returns the title of the figure; `drawn` is how many tokens it shows."""
+    """Return the title of the figure; `drawn` is how many tokens it shows."""
     total = len(update.tokens)
     count = f"{total} tokens" if drawn == total else f"{drawn} of {total} tokens"
     left_out = f", {update.not_finite} not finite left out" if update.not_finite else ""
@@ -74,39 +74,39 @@ def _title(update: TracedUpdate, drawn: int) -> str:
 
 
 def _count(tokens: pandas.DataFrame, *events: str) -> int:
-    """Returns how many tokens had one of these events."""
+    """Return how many tokens had one of these events."""
     return int(tokens.event.isin(events).sum())
 
 
 def is_clipped(tokens: pandas.DataFrame) -> pandas.Series:
-    """Returns whether each token is clipped, by the rule that the run trained with."""
+    """Return whether each token is clipped, by the rule that the run trained with."""
     return tokens.event.isin([LOW, HIGH])
 
 
 def choose_tokens(tokens: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns at most MOST_DOTS tokens: clipped ones before others, evenly spaced in the order of the trace."""
+    """Return at most MOST_DOTS tokens: clipped ones before others, evenly spaced in the order of the trace."""
     clipped = _thin(tokens[is_clipped(tokens)], MOST_CLIPPED)
     others = _thin(tokens[~is_clipped(tokens)], MOST_DOTS - len(clipped))
     return pandas.concat([others, clipped]).sort_index()
 
 
 def _thin(rows: pandas.DataFrame, most: int) -> pandas.DataFrame:
-    """Returns at most `most` of the rows, evenly spaced."""
+    """Return at most `most` of the rows, evenly spaced."""
     if len(rows) <= most:
         return rows
     return rows.iloc[numpy.linspace(0, len(rows) - 1, most).astype(int)]
 
 
 def old_probabilities(tokens: pandas.DataFrame) -> pandas.Series:
-    """Returns the probability of each token under the old policy."""
+    """Return the probability of each token under the old policy."""
     return numpy.exp(tokens.old_log_prob).clip(0, 1)
 
 
 def find_bins(tokens: pandas.DataFrame) -> pandas.Series:
-    """Returns the probability bin of each token: BINS of equal width, the last one closed."""
+    """Return the probability bin of each token: BINS of equal width, the last one closed."""
     return (old_probabilities(tokens) * BINS).astype(int).clip(0, BINS - 1)
 
 
 def find_median_bounds(tokens: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns the median bounds of each probability bin with tokens, columns low and high."""
+    """Return the median bounds of each probability bin with tokens, columns low and high."""
     return tokens.groupby(find_bins(tokens))[["low", "high"]].median()

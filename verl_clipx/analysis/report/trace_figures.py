@@ -60,7 +60,7 @@ LOWEST_MARK = 3
 
 
 def draw_spreads(spreads: Sequence[TokenSpread]) -> list[Panel]:
-    """Draws a figure for each setting: its tokens' ratios by probability bin, with the bounds. All have equal axes."""
+    """Draw a figure for each setting: its tokens' ratios by probability bin, with the bounds. All have equal axes."""
     reach = max((spread.reach for spread in spreads), default=0.0)
     right = min(max(SHORTEST_AXIS, HEADROOM * reach), LONGEST_AXIS)
     return [
@@ -75,7 +75,7 @@ def draw_spreads(spreads: Sequence[TokenSpread]) -> list[Panel]:
 
 
 def _describe(spread: TokenSpread) -> str:
-    """Describes a figure for those who can't see it."""
+    """Describe a figure for those who can't see it."""
     return (
         f"Ratios of {spread.label} by probability, and median bounds: {spread.clipped_high} tokens clipped high, "
         f"{spread.clipped_low} low, {spread.outside} outside the bounds with a gradient."
@@ -83,7 +83,7 @@ def _describe(spread: TokenSpread) -> str:
 
 
 def _draw_spread(spread: TokenSpread, right: float) -> Figure:
-    """Draws a mark for each token at its ratio, in the row of its probability bin; `right` ends the axis of ratios."""
+    """Draw a mark for each token at its ratio, in the row of its probability bin; `right` ends the axis of ratios."""
     top = 3 * COUNT_LINE + 12
     drawing, (axes,) = figure(top + BINS * ROW + 58, left=66, top=top)
     middle_of_bin = [number * ROW + ROW / 2 for number in range(BINS)]
@@ -108,7 +108,7 @@ def _draw_spread(spread: TokenSpread, right: float) -> Figure:
 
 
 def _scatter(count: int) -> numpy.ndarray:
-    """Returns how far below or above the middle of their row `count` marks stand, (count,).
+    """Return how far below or above the middle of their row `count` marks stand, (count,).
 
     They look scattered, which keeps most of the marks apart, but are the same each time the tokens are drawn.
     """
@@ -117,13 +117,13 @@ def _scatter(count: int) -> numpy.ndarray:
 
 
 def _draw_box(axes: Axes, middle: float, low: float, high: float, colour: str) -> None:
-    """Draws the bounds of a bin as a box in its row, whose middle is at a height on the axes."""
+    """Draw the bounds of a bin as a box in its row, whose middle is at a height on the axes."""
     axes.fill_between([low, high], middle - HALF_BOX, middle + HALF_BOX, color=colour, alpha=0.12, lw=0)
     axes.vlines([low, high], middle - HALF_BOX, middle + HALF_BOX, color=colour, lw=1.5)
 
 
 def _draw_marks(axes: Axes, ratios: pandas.Series, heights: pandas.Series, events: pandas.Series) -> None:
-    """Draws the tokens' marks, those of an event on top of those of the events before it in MARKS.
+    """Draw the tokens' marks, those of an event on top of those of the events before it in MARKS.
 
     Args:
         axes: where they are drawn.
@@ -147,7 +147,7 @@ def _draw_marks(axes: Axes, ratios: pandas.Series, heights: pandas.Series, event
 
 
 def _write_counts(axes: Axes, spread: TokenSpread) -> None:
-    """Writes above a panel how many tokens lost their gradient, and how many outside the bounds have one.
+    """Write above a panel how many tokens lost their gradient, and how many outside the bounds have one.
 
     Each count has a line of its own, so that no number of digits and no browser's font makes two of them overlap.
     """
@@ -173,7 +173,7 @@ def _write_counts(axes: Axes, spread: TokenSpread) -> None:
 
 
 def _say_lost(tokens: int) -> str:
-    """Says how many tokens lost their gradient."""
+    """Say how many tokens lost their gradient."""
     if tokens == 1:
         return "1 token lost its gradient"
     return f"{tokens} tokens lost their gradient"

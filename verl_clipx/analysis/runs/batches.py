@@ -10,7 +10,7 @@ COUNTS = ("groups", "sequences", "tokens", "distinct")
 
 
 def check_fingerprints(log: Path, batches: Mapping[int, Any]) -> None:
-    """Refuses fingerprints that are damaged.
+    """Refuse fingerprints that are damaged.
 
     Args:
         log: the file that they stand in, for the message.
@@ -33,7 +33,7 @@ def check_fingerprints(log: Path, batches: Mapping[int, Any]) -> None:
 
 
 def damaged_fields(batch: Mapping[str, Any]) -> list[str]:
-    """Returns the fields of a rollout batch's fingerprints that are missing or have a value of another form."""
+    """Return the fields of a rollout batch's fingerprints that are missing or have a value of another form."""
     damaged = [name for name in HASHES if not is_hash(batch.get(name))]
     damaged += [name for name in COUNTS if not is_count(batch.get(name))]
     # Not every log has the following fields.
@@ -47,12 +47,12 @@ def damaged_fields(batch: Mapping[str, Any]) -> list[str]:
 
 
 def is_range_of_versions(value: Any) -> bool:
-    """Returns whether a value is a list of two weight versions."""
+    """Return whether a value is a list of two weight versions."""
     return is_list_of(value, is_count) and len(value) == 2
 
 
 def is_hash(value: Any) -> bool:
-    """Returns whether a value is a text that is a hexadecimal number."""
+    """Return whether a value is a text that is a hexadecimal number."""
     try:
         return isinstance(value, str) and int(value, 16) >= 0
     except ValueError:
@@ -60,10 +60,10 @@ def is_hash(value: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """Returns whether a value is a whole number of 0 or more; true and false are none."""
+    """Return whether a value is a whole number of 0 or more; true and false are none."""
     return type(value) is int and value >= 0
 
 
 def is_list_of(value: Any, is_right: Callable[[Any], bool]) -> bool:
-    """Returns whether a value is a list, and `is_right` holds for each of its entries."""
+    """Return whether a value is a list, and `is_right` holds for each of its entries."""
     return isinstance(value, list) and all(map(is_right, value))

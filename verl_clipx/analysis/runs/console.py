@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.analysis.runs.run_log import VERL_ONLY, Entry, Log, last_run
+from verl_clipx.analysis.runs.run_log import VERL_ONLY, Log, LogEntry, last_run
 from verl_clipx.common.files import as_utf8, read_bytes
 from verl_clipx.common.terminal import harmless
 from verl_clipx.run.keys import MODEL_ROOT
@@ -32,7 +32,7 @@ NUMBERS_OF_WORDS = {"True": 1.0, "False": 0.0}
 
 
 def read_console(path: Path) -> Log:
-    """Reads the last run from verl's console output, in which a step is printed as `step:1 - actor/entropy:0.5 - …`.
+    """Read the last run from verl's console output, in which a step is printed as `step:1 - actor/entropy:0.5 - …`.
 
     Damaged parts are left out, with a warning.
 
@@ -68,13 +68,13 @@ def read_console(path: Path) -> Log:
     return log._replace(header={})
 
 
-def _read_entries(path: Path, lines: Iterable[str]) -> tuple[list[Entry], list[str], set[int]]:
-    """Reads the steps in lines of a console.
+def _read_entries(path: Path, lines: Iterable[str]) -> tuple[list[LogEntry], list[str], set[int]]:
+    """Read the steps in lines of a console.
 
     Returns:
         The entries; a sentence for each damaged part; the places, in the entries, of those that are cut.
     """
-    entries: list[Entry] = []
+    entries: list[LogEntry] = []
     damages: list[str] = []
     cut_entries: set[int] = set()
     for line in lines:
@@ -93,12 +93,12 @@ def _read_entries(path: Path, lines: Iterable[str]) -> tuple[list[Entry], list[s
             if unread[-1]:
                 cut_entries.add(len(entries))
             processes = [match[0].strip() for match in PROCESS.finditer(line, 0, step.start())]
-            entries.append(Entry(step=int(step[1]), data=metrics, process=processes[-1] if processes else ""))
+            entries.append(LogEntry(step=int(step[1]), data=metrics, process=processes[-1] if processes else ""))
     return entries, damages, cut_entries
 
 
 def _read_configuration(path: Path, rows: list[str]) -> dict[str, Any]:
-    """Returns the last configuration in these rows, empty if there is none.
+    """Return the last configuration in these rows, empty if there is none.
 
     Of the rows of the process that prints it, only those of the configuration begin with a blank.
     """
@@ -130,7 +130,7 @@ def _read_configuration(path: Path, rows: list[str]) -> dict[str, Any]:
 
 
 def _metrics_in(text: str) -> tuple[dict[str, float], list[str]]:
-    """Returns the metrics in the text of a step, and its parts: each empty if it could be read.
+    """Return the metrics in the text of a step, and its parts: each empty if it could be read.
 
     Only the last part may have something glued to it, such as a progress bar.
     """
@@ -149,7 +149,7 @@ def _metrics_in(text: str) -> tuple[dict[str, float], list[str]]:
 
 
 def _lines_of(rows: list[str]) -> Iterator[str]:
-    """Yields the lines that were printed. Ray may cut a step's line in two and print the rest as a row of its own."""
+    """Yield the lines that were printed. Ray may cut a step's line in two and print the rest as a row of its own."""
     line = ""
     for row in rows:
         process = PROCESS.match(row)

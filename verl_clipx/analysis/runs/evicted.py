@@ -11,13 +11,13 @@ DROP_NONE = (OLDER, SYNC, ONE_STEP_OFF)
 
 
 def evicted_by_step(run: Run) -> pandas.Series:
-    """Returns how many prompts were dropped, by training step; verl doesn't log a 0."""
+    """Return how many prompts were dropped, by training step; verl doesn't log a 0."""
     steps = run.log.index[run.log.index > 0]
     return run.values(keys.EVICTED).reindex(steps, fill_value=0.0)
 
 
 def evicted_share(run: Run) -> float | None:
-    """Returns which share of a run's prompts was dropped; None if its log or configuration does not say."""
+    """Return which share of a run's prompts was dropped; None if its log or configuration does not say."""
     kind = run.record.trainer.kind
     if kind in DROP_NONE and keys.EVICTED not in run.log:
         return 0.0

@@ -36,12 +36,12 @@ class Clipped:
 
 
 def computes_in_single_precision(run: Run) -> bool:
-    """Returns whether a run's record says that its engine computes in float32, whose floor is 0."""
+    """Return whether a run's record says that its engine computes in float32, whose floor is 0."""
     return run.record.training.precision == "float32"
 
 
 def count_clipped_by_step(run: Run) -> pandas.DataFrame:
-    """Estimates how many tokens the first update of each step clipped, and how many its later updates did.
+    """Estimate how many tokens the first update of each step clipped, and how many its later updates did.
 
     Later updates are taken to have as many tokens as the first one.
 
@@ -72,7 +72,7 @@ def count_clipped_by_step(run: Run) -> pandas.DataFrame:
 
 
 def _can_count_clipped(run: Run, token_keys: list[str]) -> bool:
-    """Returns whether a run tells what its first and its later updates clipped.
+    """Return whether a run tells what its first and its later updates clipped.
 
     Args:
         run: the run.
@@ -91,7 +91,7 @@ def _can_count_clipped(run: Run, token_keys: list[str]) -> bool:
 
 
 def measure_floors(run: Run, table: pandas.DataFrame) -> tuple[Clipped, Clipped | None]:
-    """Returns both measurements of a run's floor: what rounding clipped by each of them.
+    """Return both measurements of a run's floor: what rounding clipped by each of them.
 
     Args:
         run: the run.
@@ -105,7 +105,7 @@ def measure_floors(run: Run, table: pandas.DataFrame) -> tuple[Clipped, Clipped 
 
 
 def sum_second_measurement(run: Run) -> Clipped | None:
-    """Returns what the second measurement of the floor clipped: a pass over the same rows in smaller micro-batches.
+    """Return what the second measurement of the floor clipped: a pass over the same rows in smaller micro-batches.
 
     None if it was not made.
     """
@@ -122,7 +122,7 @@ def sum_second_measurement(run: Run) -> Clipped | None:
 
 
 def combine_measurements(first: Clipped, second: Clipped | None) -> Clipped:
-    """Returns one floor from its two measurements: the second where it exceeds the first, otherwise both together.
+    """Return one floor from its two measurements: the second where it exceeds the first, otherwise both together.
 
     The second measurement is made once, so it has few tokens. Where it does not exceed the first, its own share would
     say little.
@@ -138,29 +138,29 @@ def combine_measurements(first: Clipped, second: Clipped | None) -> Clipped:
 
 
 def count_later_clipped(table: pandas.DataFrame) -> Clipped:
-    """Returns what the later updates clipped in all rows of a table of `count_clipped_by_step`."""
+    """Return what the later updates clipped in all rows of a table of `count_clipped_by_step`."""
     return Clipped(clipped=float(table.later_clipped.sum()), tokens=float(table.later_tokens.sum()))
 
 
 def exceeds(counted: Clipped, reference: Clipped) -> bool:
-    """Returns whether `counted` clipped a larger share of its tokens than `reference`, by more than chance explains."""
+    """Return whether `counted` clipped a larger share of its tokens than `reference`, by more than chance explains."""
     chance = chance_of_as_many(counted.clipped, counted.tokens, reference.clipped, reference.tokens)
     return chance < LEVEL
 
 
 def could_exceed(counted: Clipped, reference: Clipped) -> bool:
-    """Returns whether `counted` would exceed `reference` if `reference`, with as many tokens, had clipped none."""
+    """Return whether `counted` would exceed `reference` if `reference`, with as many tokens, had clipped none."""
     return exceeds(counted, Clipped(clipped=0, tokens=reference.tokens))
 
 
 def held_target(run: Run) -> str | None:
-    """Returns which target the bounds of a run hold; None if they hold none."""
+    """Return which target the bounds of a run hold; None if they hold none."""
     hold = run.record.loss.modifiers.get("hold")
     return hold.get("target", CLIP_FRACTION) if hold else None
 
 
 def measure_target_of_rounding(run: Run) -> float | None:
-    """Returns the value that a run's held target has from rounding alone, while nothing has moved.
+    """Return the value that a run's held target has from rounding alone, while nothing has moved.
 
     It is the larger of the floor's two measurements. None if the run holds no target, or logged no finite floor.
     """
@@ -176,7 +176,7 @@ def measure_target_of_rounding(run: Run) -> float | None:
 
 
 def _average_clip_fraction(log: pandas.DataFrame, low: str, high: str) -> float:
-    """Returns the clip fraction of a measurement of the floor, averaged over the steps; NaN if it is not logged.
+    """Return the clip fraction of a measurement of the floor, averaged over the steps; NaN if it is not logged.
 
     Args:
         log: a row for each step.
@@ -188,7 +188,7 @@ def _average_clip_fraction(log: pandas.DataFrame, low: str, high: str) -> float:
 
 
 def _average_squared_log_ratio(log: pandas.DataFrame, measurement: str) -> float:
-    """Returns the mean squared log-ratio of the tokens that were measured in all steps; NaN if it is not logged.
+    """Return the mean squared log-ratio of the tokens that were measured in all steps; NaN if it is not logged.
 
     Args:
         log: a row for each step.

@@ -157,7 +157,7 @@ class RunFolder:
 
 
 def resolve_where_possible(config: DictConfig) -> dict[str, Any]:
-    """Returns the values of a composed configuration by dotted key, without what the plugin itself wrote into it.
+    """Return the values of a composed configuration by dotted key, without what the plugin itself wrote into it.
 
     A value that does not resolve here, such as an environment variable without a default, is as in `resolve_value`.
     """
@@ -170,7 +170,7 @@ def resolve_where_possible(config: DictConfig) -> dict[str, Any]:
 
 
 def read_run(path: Path) -> Run:
-    """Reads what a run left, from a path as for `RunFolder`.
+    """Read what a run left, from a path as for `RunFolder`.
 
     Raises:
         FileNotFoundError: there is no log.
@@ -209,7 +209,7 @@ def read_run(path: Path) -> Run:
 
 
 def _name_of(path: Path) -> str:
-    """Returns the name of a run whose record has none: the name of its folder, or that of its log without its endings.
+    """Return the name of a run whose record has none: the name of its folder, or that of its log without its endings.
 
     A log under the name that verl's logger gives it has the name of its folder.
     """
@@ -224,7 +224,7 @@ def _name_of(path: Path) -> str:
 
 
 def run_path(runs: Path, source: str, seed: int) -> Path:
-    """Returns the folder into which the recipes put a run.
+    """Return the folder into which the recipes put a run.
 
     Args:
         runs: the folder of all runs.
@@ -235,7 +235,7 @@ def run_path(runs: Path, source: str, seed: int) -> Path:
 
 
 def find_runs(runs: Path, source: str) -> list[Path]:
-    """Returns a preset's runs, both folders and kept ones, in the order of their seeds."""
+    """Return a preset's runs, both folders and kept ones, in the order of their seeds."""
     name_of_run = re.compile(rf"{re.escape(Path(source).name)}-seed(?P<seed>\d+)({re.escape(KEPT)})?")
     seeds: dict[Path, int] = {}
     for path in (runs / source).parent.glob("*"):

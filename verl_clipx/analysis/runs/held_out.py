@@ -37,7 +37,7 @@ class HeldOutReward:
 
 
 def read_held_out_rewards(folder: Path) -> list[HeldOutReward]:
-    """Returns the reward of each validation of a run, in the order of their steps.
+    """Return the reward of each validation of a run, in the order of their steps.
 
     Args:
         folder: the run's trainer.validation_data_dir, which may be missing. It has a file `<step>.jsonl` for each
@@ -54,7 +54,7 @@ def read_held_out_rewards(folder: Path) -> list[HeldOutReward]:
 
 
 def _read_validation(path: Path) -> HeldOutReward:
-    """Reads the file of one validation; raises ValueError as `read_held_out_rewards` does."""
+    """Read the file of one validation; raise ValueError as `read_held_out_rewards` does."""
     scores: dict[str, list[float]] = {}
     lengths: list[int] = []
     for number, line in enumerate(read_lines(path), 1):

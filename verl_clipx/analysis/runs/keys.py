@@ -8,7 +8,7 @@ from verl_clipx.losses.base.metric import Metric
 
 
 def logged(metric: Metric) -> str:
-    """Returns a metric's key in verl's log: verl puts `actor/` before what its workers log."""
+    """Return a metric's key in verl's log: verl puts `actor/` before what its workers log."""
     return metric.logged_as or f"actor/{metric.key}"
 
 
@@ -150,12 +150,12 @@ OWN = "actor/clipx/"
 
 
 def is_drawn(key: str) -> bool:
-    """Returns whether a metric has a figure of its own, so that the figures of declared charts leave it out."""
+    """Return whether a metric has a figure of its own, so that the figures of declared charts leave it out."""
     return key in DRAWN or DRAWN_IN_BINS.fullmatch(key) is not None
 
 
 def find_bin_keys(name: str, columns: Iterable[str]) -> list[str]:
-    """Returns the keys of a metric that is logged for each probability bin, in the order of the bins' numbers.
+    """Return the keys of a metric that is logged for each probability bin, in the order of the bins' numbers.
 
     Args:
         name: the metric's name without OWN and without the bin, such as `epsilon`.

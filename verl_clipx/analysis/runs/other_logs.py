@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pandas
 
 from verl_clipx.analysis.runs.console import read_console
-from verl_clipx.analysis.runs.run_log import LARGEST_STEP, VERL_ONLY, Entry, Log, Rows, last_run, numbers_in
+from verl_clipx.analysis.runs.run_log import LARGEST_STEP, VERL_ONLY, Log, LogEntry, Rows, last_run, numbers_in
 from verl_clipx.common.files import GZIP, as_utf8, read_bytes, read_text
 
 EVENTS = "events.out.tfevents.*"
@@ -33,7 +33,7 @@ TABLE_COLUMNS = frozenset({"id", "state", "created", "created_at", "runtime", "u
 
 
 def is_of_wandb(path: Path) -> bool:
-    """Returns whether a path is wandb://entity/project/run. `Path` makes a single slash of the two."""
+    """Return whether a path is wandb://entity/project/run. `Path` makes a single slash of the two."""
     return path.parts[:1] == ("wandb:",)
 
 
@@ -58,7 +58,7 @@ Reader = Callable[[Path], Log]
 
 
 def reader_of(path: Path) -> Reader | None:
-    """Returns the function that reads a log other than verl's file log.
+    """Return the function that reads a log other than verl's file log.
 
     It is None for verl's file log, and if the path has no log.
     """
@@ -82,7 +82,7 @@ def reader_of(path: Path) -> Reader | None:
 
 
 def read_tensorboard(path: Path) -> Log:
-    """Reads the scalars in TensorBoard's event files of one run.
+    """Read the scalars in TensorBoard's event files of one run.
 
     Where a resumed run repeats steps, the later values count; see `last_run`.
 
@@ -110,10 +110,10 @@ def read_tensorboard(path: Path) -> Log:
     # `last_run` expects the order in which the values were logged, since a resumed run repeats steps. groupby joins
     # only neighbours, so that a repeated step remains an entry of its own.
     scalars.sort()
-    entries: list[Entry] = []
+    entries: list[LogEntry] = []
     for step, scalars_of_step in itertools.groupby(scalars, key=lambda scalar: scalar.step):
         values = {scalar.metric: scalar.value for scalar in scalars_of_step}
-        entries.append(Entry(step=step, data=values))
+        entries.append(LogEntry(step=step, data=values))
     return last_run(path, entries)
 
 
@@ -122,7 +122,7 @@ BEGINNINGS_OF_NUMBERS = "+-.0123456789"
 
 
 def read_exports(path: Path) -> Log:
-    """Reads W&B's exports of one run, as CSV: exported line panels, or the run's exported history.
+    """Read W&B's exports of one run, as CSV: exported line panels, or the run's exported history.
 
     Empty cells and words are ignored, and so are rows without a step. `NaN` is a value. A text that only begins like a
     number, such as 1,234.5, is ignored too, with one warning for each metric.
@@ -158,7 +158,7 @@ def read_exports(path: Path) -> Log:
 
 
 def runs_in(table: pandas.DataFrame) -> set[str]:
-    """Returns the names of the runs in an exported panel, whose columns are called `RUN - METRIC`.
+    """Return the names of the runs in an exported panel, whose columns are called `RUN - METRIC`.
 
     It is empty for a history, whose columns are called as the metrics.
     """
@@ -168,7 +168,7 @@ def runs_in(table: pandas.DataFrame) -> set[str]:
 
 
 def read_table(file: Path) -> tuple[pandas.DataFrame, str]:
-    """Reads a CSV file.
+    """Read a CSV file.
 
     Returns:
         The table's cells as texts, without the columns of pandas's index and of W&B's ranges; and the name of the
@@ -202,7 +202,7 @@ def read_table(file: Path) -> tuple[pandas.DataFrame, str]:
 
 
 def step_in(file: Path, text: str) -> int:
-    """Returns the step in a cell; raises ValueError, which names the file, if the cell has no whole number."""
+    """Return the step in a cell; raise ValueError, which names the file, if the cell has no whole number."""
     step = numbers_in({"step": text}).get("step", math.nan)
     # For NaN the comparison is False.
     if not abs(step) <= LARGEST_STEP or step % 1:
@@ -211,7 +211,7 @@ def step_in(file: Path, text: str) -> int:
 
 
 def texts_by_metric(row: dict[str, str], step_column: str) -> dict[str, str]:
-    """Returns the texts in a row of a table, from the metric to the text, without empty texts and without the step."""
+    """Return the texts in a row of a table, from the metric to the text, without empty texts and without the step."""
     texts = {}
     for name, text in row.items():
         if name not in (step_column, *NEVER_METRICS) and text.strip():
@@ -222,7 +222,7 @@ def texts_by_metric(row: dict[str, str], step_column: str) -> dict[str, str]:
 
 
 def add_values(rows: Rows, step: int, values: dict[str, float], file: Path) -> None:
-    """Adds a step's values to those that were read so far.
+    """Add a step's values to those that were read so far.
 
     Args:
         rows: what was read so far; changed in place.
@@ -245,13 +245,13 @@ def add_values(rows: Rows, step: int, values: dict[str, float], file: Path) -> N
 
 
 def is_table_of_runs(columns: Iterable[str]) -> bool:
-    """Returns whether the names of a table's columns are those of W&B's table of runs."""
+    """Return whether the names of a table's columns are those of W&B's table of runs."""
     names = {column.lower() for column in columns}
     return NAME_COLUMN in names or len(names & TABLE_COLUMNS) > 1
 
 
 def read_wandb(path: Path) -> Log:
-    """Reads a run from W&B's server: all numbers that it logged, its name and its configuration.
+    """Read a run from W&B's server: all numbers that it logged, its name and its configuration.
 
     Args:
         path: wandb://entity/project/run.

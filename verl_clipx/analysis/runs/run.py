@@ -75,7 +75,7 @@ class Run:
         return shards_in(self.traces)
 
     def shards_at(self, step: int, update: int | None = None) -> list["Shard"]:
-        """Returns the files of a step's traces.
+        """Return the files of a step's traces.
 
         Args:
             step: the training step.
@@ -132,7 +132,7 @@ class Run:
         return {key: json.dumps(value, default=str) for key, value in sorted(values.items())}
 
     def values(self, key: str) -> pandas.Series:
-        """Returns a metric's finite values by step; empty if the run logged none."""
+        """Return a metric's finite values by step; empty if the run logged none."""
         if key not in self.log:
             return pandas.Series(dtype=float)
         values = self.log[key]

@@ -23,7 +23,7 @@ LARGEST_STEP = 2**53
 VERL_ONLY = "clipx reads verl's logs: its file, its console output, TensorBoard's folder, or W&B's run or export."
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """What was logged at once in a step. A step may have several entries: its validation may be logged by itself.
 
     Args:
@@ -41,8 +41,8 @@ class Entry(NamedTuple):
     batch: Any = EMPTY
 
 
-def entries_in(content: bytes, path: Path) -> Iterator[Entry]:
-    """Yields the entries of a log of verl's file logger.
+def entries_in(content: bytes, path: Path) -> Iterator[LogEntry]:
+    """Yield the entries of a log of verl's file logger.
 
     A line that is damaged is left out with a warning. So is one that is cut off, as when the run was killed.
 
@@ -68,7 +68,7 @@ def entries_in(content: bytes, path: Path) -> Iterator[Entry]:
             damaged.append((f"{path}, line {number}", repr(line[:60].decode(errors="replace"))))
             continue
         any_whole = True
-        yield Entry(step, data, line=line + b"\n", batch=batch)
+        yield LogEntry(step, data, line=line + b"\n", batch=batch)
     for where, shown in damaged:
         if not any_whole:
             raise ValueError(f'{where}: not a line {{"step": …, "data": {{…}}}} of verl\'s: {shown}. {VERL_ONLY}')
@@ -89,19 +89,19 @@ class Log(NamedTuple):
     batches: Mapping[int, Mapping[str, Any]] = EMPTY
 
 
-def rows_of(content: bytes, path: Path) -> Rows:
-    """Returns the numbers of the last run in a log of verl's file logger; raises as `entries_in` and `last_run` do."""
+def parse_rows(content: bytes, path: Path) -> Rows:
+    """Return the numbers of the last run in a log of verl's file logger; raise as `entries_in` and `last_run` do."""
     return log_of(content, path).rows
 
 
 def log_of(content: bytes, path: Path) -> Log:
-    """Returns the last run in a log of verl's file logger; raises as `entries_in` and `last_run` do."""
+    """Return the last run in a log of verl's file logger; raise as `entries_in` and `last_run` do."""
     entries = [entry._replace(data=numbers_in(entry.data)) for entry in entries_in(content, path)]
     return last_run(path, entries)
 
 
-def last_run(path: Path, entries: Sequence[Entry]) -> Log:
-    """Returns the last run in a log.
+def last_run(path: Path, entries: Sequence[LogEntry]) -> Log:
+    """Return the last run in a log.
 
     If the steps go back, a run was resumed: what it logged from there on takes the place of what it logged before. If
     they go back to the first step, another run began. Both give a warning.
@@ -119,7 +119,7 @@ def last_run(path: Path, entries: Sequence[Entry]) -> Log:
     restarts: list[str] = []
     # A validation may come before the first step of a resumed run. So it waits for the next step that trains, and is of
     # the same run as that step.
-    waiting: list[Entry] = []
+    waiting: list[LogEntry] = []
     for entry in entries:
         waiting.append(entry)
         if _is_validation(entry):
@@ -142,19 +142,19 @@ def last_run(path: Path, entries: Sequence[Entry]) -> Log:
     return Log(rows, batches=batches)
 
 
-def _is_validation(entry: Entry) -> bool:
-    """Returns whether an entry has nothing but a validation's scores."""
+def _is_validation(entry: LogEntry) -> bool:
+    """Return whether an entry has nothing but a validation's scores."""
     return all(key.startswith("val-") for key in entry.data)
 
 
-def _add_entries(rows: Rows, entries: Iterable[Entry]) -> None:
-    """Adds the numbers of entries to those of their steps, in place."""
+def _add_entries(rows: Rows, entries: Iterable[LogEntry]) -> None:
+    """Add the numbers of entries to those of their steps, in place."""
     for entry in entries:
         rows.setdefault(entry.step, {}).update(entry.data)
 
 
 def _say_restart(path: Path, last_step: int, step: int) -> str:
-    """Says that a log goes back from its last step to an earlier one, and which of its numbers count."""
+    """Say that a log goes back from its last step to an earlier one, and which of its numbers count."""
     if step > 1:
         return (
             f"{path}: after step {last_step} it goes on, as a resumed run does, with step {step}. Later values count."
@@ -162,8 +162,8 @@ def _say_restart(path: Path, last_step: int, step: int) -> str:
     return f"{path}: after step {last_step} it begins anew with step {step}. Only the steps of the last run count."
 
 
-def _check_one_run(path: Path, entries: Sequence[Entry], restarts: int) -> None:
-    """Refuses a log in which the steps of several runs alternate.
+def _check_one_run(path: Path, entries: Sequence[LogEntry], restarts: int) -> None:
+    """Refuse a log in which the steps of several runs alternate.
 
     Args:
         path: the log, for the message.
@@ -186,7 +186,7 @@ def _check_one_run(path: Path, entries: Sequence[Entry], restarts: int) -> None:
 
 
 def numbers_in(data: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers among a step's values, without tables, pictures and words.
+    """Return the numbers among a step's values, without tables, pictures and words.
 
     A text that is a number counts as one, null as NaN, and a whole number beyond the range of float64 as infinite.
     """
@@ -202,7 +202,7 @@ def numbers_in(data: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_log(path: Path) -> Log:
-    """Reads a log of verl's file logger, or a kept run.
+    """Read a log of verl's file logger, or a kept run.
 
     A kept run is a file in which the log follows a first line that says what the run was, among others the commit that
     made it. It may be compressed by gzip.
@@ -236,7 +236,7 @@ def read_log(path: Path) -> Log:
 
 
 def header_of_kept_run(line: bytes) -> dict[str, Any]:
-    """Returns what the first line of a kept run says of it; empty if the line is a step, or anything else."""
+    """Return what the first line of a kept run says of it; empty if the line is a step, or anything else."""
     try:
         header = parse_json(line, "")
     except ValueError:
@@ -246,17 +246,17 @@ def header_of_kept_run(line: bytes) -> dict[str, Any]:
 
 
 def read_run_log(path: Path) -> pandas.DataFrame:
-    """Returns the log of a run as a table; see `read_log`."""
+    """Return the log of a run as a table; see `read_log`."""
     return table_of(read_log(path).rows)
 
 
 def table_of(rows: Rows) -> pandas.DataFrame:
-    """Returns a log's numbers as a table: a row for each step (index `step`), ascending, a column for each metric."""
+    """Return a log's numbers as a table: a row for each step (index `step`), ascending, a column for each metric."""
     return pandas.DataFrame.from_dict(rows, orient="index").sort_index().rename_axis("step")
 
 
 def not_finite_in(rows: Rows) -> dict[str, list[int]]:
-    """Returns, for each metric that was logged as null or as a value that is not finite, these steps, ascending."""
+    """Return, for each metric that was logged as null or as a value that is not finite, these steps, ascending."""
     steps: dict[str, list[int]] = {}
     for step in sorted(rows):
         for key, value in rows[step].items():
@@ -266,7 +266,7 @@ def not_finite_in(rows: Rows) -> dict[str, list[int]]:
 
 
 def with_entropy(log: pandas.DataFrame) -> pandas.DataFrame:
-    """Returns the log with `actor/entropy`: if it has only the entropy of the updates, that is taken."""
+    """Return the log with `actor/entropy`: if it has only the entropy of the updates, that is taken."""
     if keys.ENTROPY in log or keys.ENTROPY_OF_UPDATES not in log:
         return log
     return log.assign(**{keys.ENTROPY: log[keys.ENTROPY_OF_UPDATES]})

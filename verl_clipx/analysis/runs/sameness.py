@@ -35,7 +35,7 @@ _STOCK_LOOP = "single_turn_agent"
 
 
 def significant_values(config: DictConfig) -> dict[str, Any]:
-    """Returns the values that define a run, by dotted key: `resolved_values` without keys that can't change results.
+    """Return the values that define a run, by dotted key: `resolved_values` without keys that can't change results.
 
     Args:
         config: the unresolved configuration as Hydra composed it; it is not modified.
@@ -47,7 +47,7 @@ def significant_values(config: DictConfig) -> dict[str, Any]:
 
 
 def resolved_values(config: DictConfig, leave_out: Callable[[str], bool]) -> dict[str, Any]:
-    """Returns a configuration's values by dotted key, resolved, so that those of two runs can be compared.
+    """Return a configuration's values by dotted key, resolved, so that those of two runs can be compared.
 
     The method's defaults are added where the clipx node leaves them out. A value that cannot be resolved here is as in
     `resolve_value`.
@@ -73,7 +73,7 @@ def resolved_values(config: DictConfig, leave_out: Callable[[str], bool]) -> dic
 
 
 def _add_method_defaults(config: DictConfig) -> None:
-    """Writes the defaults of the method's parameters into the clipx node, in place.
+    """Write the defaults of the method's parameters into the clipx node, in place.
 
     The groups of configurations leave them out, while the logs of earlier versions of the plugin spell them out. A
     configuration without a clipx node, or with one that refers to another place, stays as it is.
@@ -95,7 +95,7 @@ def _add_method_defaults(config: DictConfig) -> None:
 
 
 def setting_of_run(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what makes up the setting of a run, by dotted key.
+    """Return what makes up the setting of a run, by dotted key.
 
     These are `significant_values` with the names of its models and data files. If bounds are computed from
     micro-batches, the keys that say how these are cut are added.
@@ -117,7 +117,7 @@ def setting_of_run(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parsed(configuration: Mapping[str, Any]) -> DictConfig:
-    """Returns a run's configuration as a DictConfig; a value with `${` that begins no interpolation is plain text.
+    """Return a run's configuration as a DictConfig; a value with `${` that begins no interpolation is plain text.
 
     Args:
         configuration: dotted key to value, as a run wrote it down.
@@ -127,7 +127,7 @@ def parsed(configuration: Mapping[str, Any]) -> DictConfig:
 
 
 def _readable(value: Any) -> Any:
-    """Returns a value that OmegaConf can read: `${` that begins no interpolation is escaped."""
+    """Return a value that OmegaConf can read: `${` that begins no interpolation is escaped."""
     if isinstance(value, list | tuple):
         return [_readable(part) for part in value]
     if not isinstance(value, str):
@@ -140,12 +140,12 @@ def _readable(value: Any) -> Any:
 
 
 def name_of_model(path: Any) -> str:
-    """Returns the name of a model: the last part of its path; empty for none."""
+    """Return the name of a model: the last part of its path; empty for none."""
     return PurePosixPath(str(path)).name if path else ""
 
 
 def names_of_data(files: Any) -> str:
-    """Returns the names of data files, in one text; empty for none.
+    """Return the names of data files, in one text; empty for none.
 
     A name is the last two parts of the path, since the files of many data sets are called train.parquet.
 
@@ -160,13 +160,13 @@ def names_of_data(files: Any) -> str:
 
 @cache
 def is_left_out(key: str) -> bool:
-    """Returns whether two runs of one setting may differ in a key."""
+    """Return whether two runs of one setting may differ in a key."""
     return key in hardware_keys() or any(fnmatchcase(key, pattern) for pattern in LEFT_OUT)
 
 
 @cache
 def hardware_keys() -> frozenset[str]:
-    """Returns every key that a group in configs/hardware sets."""
+    """Return every key that a group in configs/hardware sets."""
     set_keys: set[str] = set()
     for path in (configs_folder() / "hardware").rglob("*.yaml"):
         set_keys.update(flat(OmegaConf.to_container(OmegaConf.load(path))))
@@ -176,7 +176,7 @@ def hardware_keys() -> frozenset[str]:
 
 
 def resolve_value(config: DictConfig, key: str, written_value: Any) -> Any:
-    """Returns a key's resolved value, if it can be resolved on this machine.
+    """Return a key's resolved value, if it can be resolved on this machine.
 
     Some values can be resolved only in verl's processes, such as an environment variable that is set there alone. They
     are returned as they are written, a list as text.
@@ -204,7 +204,7 @@ def resolve_value(config: DictConfig, key: str, written_value: Any) -> Any:
 
 
 def _resolve_for_comparison(config: DictConfig, key: str, written_value: Any) -> Any:
-    """Returns the value of a key in a form in which two spellings of one value are equal.
+    """Return the value of a key in a form in which two spellings of one value are equal.
 
     Args:
         config, key, written_value: as for `resolve_value`.

@@ -31,7 +31,7 @@ class Setting:
     runs: list[Run] = field(default_factory=list)
 
     def table(self, key: str) -> pandas.DataFrame:
-        """Returns a metric's values: a row for each step at which every run has a finite value, a column for each run.
+        """Return a metric's values: a row for each step at which every run has a finite value, a column for each run.
 
         The columns are numbered from 0, in the order of `runs`. If a run has no finite value of the metric, the table
         is empty and has no column.
@@ -42,7 +42,7 @@ class Setting:
         return pandas.concat(values_of_runs, axis=1, join="inner", keys=range(len(values_of_runs)))
 
     def bins(self, name: str) -> list[str]:
-        """Returns the keys of a metric that is logged for each probability bin, in the order of the bins.
+        """Return the keys of a metric that is logged for each probability bin, in the order of the bins.
 
         It is empty unless, for each of these keys, the runs have a step at which all of them have a finite value.
 
@@ -56,7 +56,7 @@ class Setting:
         return bin_keys
 
     def name_of(self, run: Run) -> str:
-        """Names one of its runs: the label with the seed or, if that does not single it out, with the run's name.
+        """Name one of its runs: the label with the seed or, if that does not single it out, with the run's name.
 
         The only run of a setting is named by the label alone if its seed is unknown, or if the label is already its
         name.
@@ -73,7 +73,7 @@ class Setting:
         return len(self.runs_by_seed)
 
     def by_seed(self, table: pandas.DataFrame) -> pandas.DataFrame:
-        """Returns the means over the runs of each seed: one column for each seed.
+        """Return the means over the runs of each seed: one column for each seed.
 
         Args:
             table: one column for each run, in the order of `runs`; so not the empty table of a missing metric.
@@ -91,12 +91,12 @@ class Setting:
         return runs_by_seed
 
     def mean(self, key: str) -> pandas.Series:
-        """Returns the mean of a metric over the runs, by step; empty unless all runs log a finite value."""
+        """Return the mean of a metric over the runs, by step; empty unless all runs log a finite value."""
         return self.table(key).mean(axis=1)
 
 
 def collect_setting_values(runs: list[Run]) -> list[dict[str, str]]:
-    """Returns the values that make up each run's setting, from a dotted key to the value in JSON.
+    """Return the values that make up each run's setting, from a dotted key to the value in JSON.
 
     A method may leave some of verl's clip keys unread. The record of a run lists such a key only if the run sets it. If
     any run of a method lists a key, it is left out for all runs of that method, so that a run that sets it equals a run
@@ -114,7 +114,7 @@ def collect_setting_values(runs: list[Run]) -> list[dict[str, str]]:
 
 
 def find_differing_values(runs: list[Run]) -> dict[str, list[str | None]]:
-    """Returns the keys in which runs differ, each with every run's value in JSON; None where a run lacks the key.
+    """Return the keys in which runs differ, each with every run's value in JSON; None where a run lacks the key.
 
     Runs without a configuration are not compared; they have None for each key.
     """
@@ -129,7 +129,7 @@ def find_differing_values(runs: list[Run]) -> dict[str, list[str | None]]:
 
 
 def settings_of(runs: list[Run]) -> list[Setting]:
-    """Groups runs by setting.
+    """Group runs by setting.
 
     A run without a configuration, or even a hash of it, is a setting of its own, since nothing says what it trained.
 
@@ -152,7 +152,7 @@ def settings_of(runs: list[Run]) -> list[Setting]:
 
 
 def baseline_of(settings: list[Setting], name: str | None = None) -> Setting:
-    """Chooses the setting that others are compared with.
+    """Choose the setting that others are compared with.
 
     Args:
         settings: at least one.
@@ -177,7 +177,7 @@ def baseline_of(settings: list[Setting], name: str | None = None) -> Setting:
 
 
 def _write_labels(runs: list[Run]) -> list[str]:
-    """Returns the name of each setting in reports.
+    """Return the name of each setting in reports.
 
     A setting is named by its method. Settings of the same method are told apart by the run's name if nothing else
     describes the run, otherwise by the values in which they differ or, if there are none, by their number.
@@ -201,7 +201,7 @@ def _write_labels(runs: list[Run]) -> list[str]:
 
 
 def _describe_differences(run: Run, rivals: list[Run]) -> list[str]:
-    """Returns the values that set a run apart from others of its method, each with its name.
+    """Return the values that set a run apart from others of its method, each with its name.
 
     They are the rules of its modifiers or, if these are the same, the first two values, the plugin's keys first.
 
@@ -216,7 +216,7 @@ def _describe_differences(run: Run, rivals: list[Run]) -> list[str]:
 
 
 def _describe_value(run: Run, key: str, rivals: list[Run]) -> str:
-    """Returns a key's name with the run's value of it; for the rule of a modifier, the modifier with its rule.
+    """Return a key's name with the run's value of it; for the rule of a modifier, the modifier with its rule.
 
     Args:
         run: the run that has the value.
@@ -237,7 +237,7 @@ def _describe_value(run: Run, key: str, rivals: list[Run]) -> str:
 
 
 def number_hashes(values: list[str | None]) -> list[str | None]:
-    """Replaces values of which the record keeps only a hash by "differs (1)", "differs (2)", …
+    """Replace values of which the record keeps only a hash by "differs (1)", "differs (2)", …
 
     Equal hashes get equal numbers. The other values stay as they are.
 
@@ -252,7 +252,7 @@ def number_hashes(values: list[str | None]) -> list[str | None]:
 
 
 def _shorten_names(names: list[str]) -> list[str]:
-    """Returns the names of folders without the parts with which all of them begin or end.
+    """Return the names of folders without the parts with which all of them begin or end.
 
     They stay as they are if none is longer than LONGEST_NAME, if two are the same, or if one would be left empty.
     """
@@ -268,7 +268,7 @@ def _shorten_names(names: list[str]) -> list[str]:
 
 
 def remove_shared_parts(names: list[list[str]]) -> list[list[str]]:
-    """Returns names, each a list of parts, without the parts with which all of them begin or end.
+    """Return names, each a list of parts, without the parts with which all of them begin or end.
 
     Each name keeps at least one part.
     """
@@ -280,5 +280,5 @@ def remove_shared_parts(names: list[list[str]]) -> list[list[str]]:
 
 
 def _share_part(names: list[list[str]], place: int) -> bool:
-    """Returns whether all names have the same part at a place, and every name has a further part."""
+    """Return whether all names have the same part at a place, and every name has a further part."""
     return all(len(parts) > 1 for parts in names) and len({parts[place] for parts in names}) == 1

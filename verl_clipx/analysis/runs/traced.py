@@ -43,7 +43,7 @@ class TracedUpdate:
 
 
 def traced_updates(settings: list[Setting]) -> list[TracedUpdate]:
-    """Reads an update of each setting: the last that all of them traced and in which each has tokens with an advantage.
+    """Read an update of each setting: the last that all of them traced and in which each has tokens with an advantage.
 
     If there is no such update, the last one that all traced; if they share none, the last one of each setting. Settings
     without traces are left out.
@@ -71,12 +71,12 @@ Place = tuple[int, int]
 
 
 def _places_of(run: Run) -> set[Place]:
-    """Returns the updates that a run traced."""
+    """Return the updates that a run traced."""
     return {(shard.step, shard.update) for shard in run.shards}
 
 
 def _choose_common_place(runs: list[Run]) -> Place | None:
-    """Returns the last update that all runs traced and in which each has tokens with an advantage.
+    """Return the last update that all runs traced and in which each has tokens with an advantage.
 
     If there is none, it is the last that all traced; None if they share none.
     """
@@ -90,13 +90,13 @@ def _choose_common_place(runs: list[Run]) -> Place | None:
 
 
 def _has_advantage(run: Run, place: Place) -> bool:
-    """Returns whether a traced token of an update has a finite advantage other than 0."""
+    """Return whether a traced token of an update has a finite advantage other than 0."""
     advantages = read_shards(run.traces, run.shards_at(*place)).column("advantage").to_numpy()
     return bool((numpy.isfinite(advantages) & (advantages != 0)).any())
 
 
 def _read_update(setting: Setting, run: Run, place: Place) -> TracedUpdate:
-    """Reads a traced update: the tokens whose numbers are finite, with what happened to each, and how many others."""
+    """Read a traced update: the tokens whose numbers are finite, with what happened to each, and how many others."""
     traced = read_shards(run.traces, run.shards_at(*place)).to_pandas()
     tokens = traced[numpy.isfinite(traced[list(FINITE)]).all(axis=1)].reset_index(drop=True)
     tokens["event"] = events(tokens.advantage, tokens.region, tokens.weight, tokens.ratio)
@@ -117,7 +117,7 @@ def _read_update(setting: Setting, run: Run, place: Place) -> TracedUpdate:
 def events(
     advantages: pandas.Series, regions: pandas.Series, weights: pandas.Series, ratios: pandas.Series
 ) -> pandas.Series:
-    """Says what happened to each token, one of EVENTS; the dual clip counts as clipped high."""
+    """Say what happened to each token, one of EVENTS; the dual clip counts as clipped high."""
     clipped = weights == 0
     # The first condition that holds decides.
     event_of_condition = {
@@ -132,14 +132,14 @@ def events(
 
 
 def under_grpo(ratios: pandas.Series, advantages: pandas.Series) -> pandas.Series:
-    """Says what GRPO would do to each token at the same ratio with bounds 0.8 and 1.2, without dual clip."""
+    """Say what GRPO would do to each token at the same ratio with bounds 0.8 and 1.2, without dual clip."""
     regions = pandas.Series(regions_of(ratios, GRPO_LOW, GRPO_HIGH, advantages), index=ratios.index)
     weights = ratios.where(~regions.isin(["HP", "LN"]), 0.0)
     return events(advantages, regions, weights, ratios)
 
 
 def unlike_grpo(tokens: pandas.DataFrame) -> pandas.Series:
-    """Returns, for each token, whether it has an advantage and another gradient weight than GRPO would give it."""
+    """Return, for each token, whether it has an advantage and another gradient weight than GRPO would give it."""
     clipped = tokens.under_grpo.isin([LOW, HIGH])
     correction = tokens.correction.astype(float).fillna(1.0)
     grpo_weight = tokens.ratio.mask(clipped, 0.0) * correction
@@ -148,5 +148,5 @@ def unlike_grpo(tokens: pandas.DataFrame) -> pandas.Series:
 
 
 def has_bounds_on_ratio(tokens: pandas.DataFrame) -> bool:
-    """Returns whether the bounds act on the tokens' own ratios, not on a sequence's or on a difference."""
+    """Return whether the bounds act on the tokens' own ratios, not on a sequence's or on a difference."""
     return bool(numpy.isclose(tokens.bounded, tokens.ratio, rtol=1e-5, atol=1e-6).all())

@@ -19,7 +19,7 @@ PACKAGE_PREFIX = "pkg://"
 
 
 def describe_training(runs: Mapping[str, Sequence[Run]]) -> list[str]:
-    """Describes what runs trained: model, data, batch, updates, learning rate and hardware; and when they began.
+    """Describe what runs trained: model, data, batch, updates, learning rate and hardware; and when they began.
 
     What a record lacks is left out.
 
@@ -47,7 +47,7 @@ def describe_training(runs: Mapping[str, Sequence[Run]]) -> list[str]:
 
 
 def _describe(run: Run) -> str:
-    """Describes what a run trained, as a sentence without its full stop; empty if the record says nothing."""
+    """Describe what a run trained, as a sentence without its full stop; empty if the record says nothing."""
     record = run.record
     names = [_name_model(record.model), _name_task(record.reward) or names_of_data(record.data.paths)]
     parts = [" on ".join(name for name in names if name)]
@@ -67,7 +67,7 @@ def _describe(run: Run) -> str:
 
 
 def _name_model(model: Content) -> str:
-    """Names a model; empty without a path.
+    """Name a model; empty without a path.
 
     The name is that of the model's folder, or that of the model on the hub for a folder in the hub's cache. If the
     folder's name ends in hashes, as this plugin's programs write it, the model is named by its number of parameters.
@@ -88,7 +88,7 @@ def _name_model(model: Content) -> str:
 
 
 def _write_size(parameters: int) -> str:
-    """Writes a number of parameters in thousands, millions or billions: 873K, 1M, 1.5B.
+    """Write a number of parameters in thousands, millions or billions: 873K, 1M, 1.5B.
 
     Numbers below 10 of a unit are rounded to two digits, larger ones to a whole number of the unit.
     """
@@ -101,7 +101,7 @@ def _write_size(parameters: int) -> str:
 
 
 def _name_task(reward: Content) -> str:
-    """Names the task of a reward function that is in a file <task>/reward.py or a module pkg://<package>.<task>.reward.
+    """Name the task of a reward function that is in a file <task>/reward.py or a module pkg://<package>.<task>.reward.
 
     Returns:
         The task's name in words; empty for any other path, and without one.
@@ -120,7 +120,7 @@ def _name_task(reward: Content) -> str:
 
 
 def _name_hardware(machines: Machines) -> str:
-    """Says on how many devices of which kind a run trained; empty if the record does not say it."""
+    """Say on how many devices of which kind a run trained; empty if the record does not say it."""
     nodes = machines.nodes
     devices = machines.devices_a_node
     if not (isinstance(nodes, int) and isinstance(devices, int)):

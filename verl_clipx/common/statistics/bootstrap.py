@@ -11,7 +11,7 @@ FEWEST_UNITS = 5
 
 
 def resamples(units: int, replicates: int, seed: int = 0) -> np.ndarray:
-    """Draws the units of each replicate with replacement.
+    """Draw the units of each replicate with replacement.
 
     Args:
         units: how many units there are.
@@ -25,7 +25,7 @@ def resamples(units: int, replicates: int, seed: int = 0) -> np.ndarray:
 
 
 def percentile_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Returns the interval that holds the middle CONFIDENCE (95 %) of the replicates' finite values.
+    """Return the interval that holds the middle CONFIDENCE (95 %) of the replicates' finite values.
 
     Args:
         values: a statistic of each replicate; values that are not finite are left out.

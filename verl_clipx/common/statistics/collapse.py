@@ -21,12 +21,12 @@ method's trainings lose 30 points and the others differ by 2 points: tests/commo
 
 
 def level_steps(count: int) -> int:
-    """Returns how many steps a level is the mean of, in a training of `count` steps."""
+    """Return how many steps a level is the mean of, in a training of `count` steps."""
     return max(STEPS, count // PART)
 
 
 def collapse(rewards: Sequence[float] | np.ndarray, kept: float = KEPT) -> int | None:
-    """Returns the index of the step at which a training collapsed, None if it did not.
+    """Return the index of the step at which a training collapsed, None if it did not.
 
     It collapsed if its level fell below a quarter of its best before, for a while or for good. A level is the mean over
     a tenth of the steps, above 0 or above the lowest reward if that is negative. A fall within the noise of the steps
@@ -57,7 +57,7 @@ def collapse(rewards: Sequence[float] | np.ndarray, kept: float = KEPT) -> int |
 
 
 def _first_of_lower(values: np.ndarray) -> int:
-    """Returns the index of the first lower value: where two means, before it and from it on, fit the values best."""
+    """Return the index of the first lower value: where two means, before it and from it on, fit the values best."""
     number_before = np.arange(1, len(values))
     number_after = len(values) - number_before
     sums = np.cumsum(values)
@@ -67,12 +67,12 @@ def _first_of_lower(values: np.ndarray) -> int:
 
 
 def last_level(values: Sequence[float] | np.ndarray) -> float:
-    """Returns the level at which a training ends: the mean of its last tenth of steps, as in `collapse`."""
+    """Return the level at which a training ends: the mean of its last tenth of steps, as in `collapse`."""
     return float(np.mean(values[-level_steps(len(values)) :]))
 
 
 def caution(seeds: int) -> str | None:
-    """Warns of collapses behind an interval over so many seeds of each method; None below 3 and from 20 on."""
+    """Warn of collapses behind an interval over so many seeds of each method; None below 3 and from 20 on."""
     if seeds < min(COVERAGE) or seeds >= max(COVERAGE):
         return None
     # The largest number of seeds that was tried and is not above this one.

@@ -88,7 +88,7 @@ class Comparison:
 
 
 def correct_family(family: Sequence[Comparison]) -> list[Comparison]:
-    """Returns a family of comparisons with p-values adjusted by Holm's method, in the same order.
+    """Return a family of comparisons with p-values adjusted by Holm's method, in the same order.
 
     Only comparisons that say something about the methods are adjusted and counted. The others are returned as they are.
     """
@@ -103,7 +103,7 @@ def correct_family(family: Sequence[Comparison]) -> list[Comparison]:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Returns the p-values of one family, adjusted by Holm's method, in the same order.
+    """Return the p-values of one family, adjusted by Holm's method, in the same order.
 
     If adjusted p-values below 5 % are taken for discoveries, at most 5 % of families have a false one. In ascending
     order, the i-th of n p-values, counted from 0, is multiplied by n - i. Then each is raised to the one before it if
@@ -126,7 +126,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.ndarray] | None = None) -> Comparison:
-    """Compares two methods, each trained with several seeds, on the same questions.
+    """Compare two methods, each trained with several seeds, on the same questions.
 
     Target: the difference of the methods' expected scores, where both the trainings and the questions are draws from
     all that could have been drawn. Questions are paired between the methods, seeds are not.
@@ -204,24 +204,24 @@ def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.nda
 
 
 def _join_reasons(*reasons: str | None) -> str:
-    """Returns the reasons for a refusal in one text; a reason that is None is left out."""
+    """Return the reasons for a refusal in one text; a reason that is None is left out."""
     return "; ".join(reason for reason in reasons if reason is not None)
 
 
 def _check_shapes(name: str, first: np.ndarray, second: np.ndarray) -> None:
-    """Raises ValueError unless both methods have values on the same number of questions of a benchmark."""
+    """Raise ValueError unless both methods have values on the same number of questions of a benchmark."""
     have_same_questions = first.ndim == 2 and second.ndim == 2 and first.shape[1] == second.shape[1]
     if not have_same_questions or not first.size or not second.size:
         raise ValueError(f"{name}: both need [seeds, questions] values, got shapes {first.shape} and {second.shape}")
 
 
 def _squared_error_of_mean(values: np.ndarray) -> float:
-    """Returns the squared standard error of the mean of independent values, (values,)."""
+    """Return the squared standard error of the mean of independent values, (values,)."""
     return float(values.var(ddof=1) / len(values))
 
 
 def compare_means(first: Sequence[float], second: Sequence[float]) -> Comparison:
-    """Compares two methods by one number of each training, with Welch's interval over seeds.
+    """Compare two methods by one number of each training, with Welch's interval over seeds.
 
     It is meant for numbers without questions, such as a validation's accuracy in a log. If there are questions behind
     the numbers, they are taken as given.
@@ -251,7 +251,7 @@ def compare_means(first: Sequence[float], second: Sequence[float]) -> Comparison
 
 
 def compare_shares(first: Sequence[bool], second: Sequence[bool]) -> Comparison:
-    """Compares two methods by the share of their trainings to which something happened, such as a collapse.
+    """Compare two methods by the share of their trainings to which something happened, such as a collapse.
 
     The p-value is that of Boschloo's exact test (Statistica Neerlandica 24, 1970). Its rate of false claims is at most
     5 % for any number of seeds, and it detects more differences than Fisher's exact test: 3 of 3 against 0 of 3 has p
@@ -282,7 +282,7 @@ def compare_shares(first: Sequence[bool], second: Sequence[bool]) -> Comparison:
 
 
 def _compare_without_inference(first: np.ndarray, second: np.ndarray) -> Comparison:
-    """Compares the means of two methods' trainings, without an interval or a p-value.
+    """Compare the means of two methods' trainings, without an interval or a p-value.
 
     Args:
         first, second: a number for each training of the method, (trainings,).
@@ -306,7 +306,7 @@ def _compare_without_inference(first: np.ndarray, second: np.ndarray) -> Compari
 
 
 def describe_too_few_seeds(seed_counts: tuple[int, int]) -> str | None:
-    """Returns the message that there are too few trainings for an interval; None if there are enough.
+    """Return the message that there are too few trainings for an interval; None if there are enough.
 
     Args:
         seed_counts: how many trainings there are of each method.
@@ -321,7 +321,7 @@ def describe_too_few_seeds(seed_counts: tuple[int, int]) -> str | None:
 
 
 def _divide_seed_parts(parts: Sequence[float], seed_counts: tuple[int, int]) -> float:
-    """Returns the sum of the methods' squared parts of the error, each over its degrees of freedom.
+    """Return the sum of the methods' squared parts of the error, each over its degrees of freedom.
 
     The degrees of freedom are at most 2 (n - 1), where n is the smaller number of seeds. Satterthwaite's formula gives
     most weight to the side with many seeds if that side happens to vary more. Without the limit, 3 and 10 seeds of the
@@ -337,7 +337,7 @@ def _divide_seed_parts(parts: Sequence[float], seed_counts: tuple[int, int]) -> 
 
 
 def _compute_explained_error(values_of_method: Benchmarks, clusters: Mapping[str, np.ndarray]) -> float:
-    """Returns the part of a method's squared error over seeds that questions and samples explain.
+    """Return the part of a method's squared error over seeds that questions and samples explain.
 
     It is the variance of the method's seed means that the residuals of questions and samples predict, divided by the
     number of seeds.
@@ -353,7 +353,7 @@ def _compute_explained_error(values_of_method: Benchmarks, clusters: Mapping[str
 def _add_interval(
     means: Comparison, *, over: str, question_part: float, seed_part: float, squares_over_freedom: float
 ) -> Comparison:
-    """Returns a comparison with an interval and a p-value by Student's t.
+    """Return a comparison with an interval and a p-value by Student's t.
 
     Args:
         means: the comparison without an interval and a p-value.

@@ -40,7 +40,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float] | np.ndarray, clusters: np.ndarray | None = None) -> Estimate:
-    """Returns the mean of independent values with Student's 95 % interval.
+    """Return the mean of independent values with Student's 95 % interval.
 
     The interval may go beyond the range of the values, because to cut it would hide how little a few values can say.
     There is no interval if there are too few values or clusters, or if all values are equal, since such values do not
@@ -65,7 +65,7 @@ def estimate(values: Sequence[float] | np.ndarray, clusters: np.ndarray | None =
 
 
 def _check_values(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Returns values as float64, (values,); raises ValueError if there is none or if one is not finite."""
+    """Return values as float64, (values,); raise ValueError if there is none or if one is not finite."""
     values = np.asarray(values, dtype=np.float64)
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
         raise ValueError(f"finite values in one dimension are needed, at least one; got an array of {values.shape}")
@@ -73,7 +73,7 @@ def _check_values(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def estimate_over_seeds(values: Sequence[float]) -> Estimate:
-    """Returns the mean over trainings as `estimate` does, but without an interval if they are fewer than `MIN_SEEDS`.
+    """Return the mean over trainings as `estimate` does, but without an interval if they are fewer than `MIN_SEEDS`.
 
     Args:
         values: a value for each training seed.
@@ -88,7 +88,7 @@ def estimate_over_seeds(values: Sequence[float]) -> Estimate:
 
 
 def estimate_share(count: int, number_of_units: int) -> Estimate:
-    """Returns a share with its exact 95 % interval, which exists for shares of 0 and 1 too.
+    """Return a share with its exact 95 % interval, which exists for shares of 0 and 1 too.
 
     Source: Clopper and Pearson, The Use of Confidence or Fiducial Limits Illustrated in the Case of the Binomial
     (Biometrika 26, 1934).

@@ -2,7 +2,7 @@
 
 
 def chance_of_as_many(count: float, trials: float, other_count: float, other_trials: float) -> float:
-    """Returns how probable it is that a sample has at least `count` events if its rate is that of another sample.
+    """Return how probable it is that a sample has at least `count` events if its rate is that of another sample.
 
     This is the p-value of the exact conditional test. If the rates are equal, each event of both samples is in the
     first sample with a probability of that sample's share of all trials.

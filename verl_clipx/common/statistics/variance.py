@@ -10,7 +10,7 @@ MIN_CLUSTERS = 5
 
 
 def compute_squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.ndarray:
-    """Returns the squared standard error of a mean over questions, which may come in clusters.
+    """Return the squared standard error of a mean over questions, which may come in clusters.
 
     It is the sum over clusters of (the sum of the cluster's deviations from the mean)^2, divided by questions^2 and
     multiplied by n / (n - 1), where n is the effective number of clusters. This factor makes it unbiased if questions
@@ -37,7 +37,7 @@ def compute_squared_error(values: np.ndarray, clusters: np.ndarray | None = None
 
 
 def count_effective_units(questions: int, clusters: np.ndarray | None) -> float:
-    """Returns how many clusters of equal size say as much as these: questions^2 / sum of size^2 (Kish).
+    """Return how many clusters of equal size say as much as these: questions^2 / sum of size^2 (Kish).
 
     It is one more than the degrees of freedom of the mean.
 
@@ -52,7 +52,7 @@ def count_effective_units(questions: int, clusters: np.ndarray | None) -> float:
 
 
 def explain_missing_interval(questions: int, clusters: np.ndarray | None) -> str | None:
-    """Returns why there are too few questions or clusters for an interval, as a clause; None if there are enough.
+    """Return why there are too few questions or clusters for an interval, as a clause; None if there are enough.
 
     Args:
         questions: how many questions there are, at least 1.
@@ -69,5 +69,5 @@ def explain_missing_interval(questions: int, clusters: np.ndarray | None) -> str
 
 
 def remove_row_and_column_means(values: np.ndarray) -> np.ndarray:
-    """Returns the residuals of values, (seeds, questions): what is left without the means of rows and of columns."""
+    """Return the residuals of values, (seeds, questions): what is left without the means of rows and of columns."""
     return values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()

@@ -33,7 +33,7 @@ def judge(
     family: int = 1,
     equal: bool = False,
 ) -> Judgement:
-    """Returns the verdict on the second of two methods against the first, and its sentence.
+    """Return the verdict on the second of two methods against the first, and its sentence.
 
     Args:
         comparison: from `compare` or `compare_means`. If it is one of several, its p-value is adjusted by Holm's
@@ -80,10 +80,10 @@ def judge(
 
 
 def format_signed(difference: float) -> str:
-    """Writes a difference with its sign, also if that is a plus."""
+    """Write a difference with its sign, also if that is a plus."""
     return f"{'+' if difference > 0 else ''}{number(difference)}"
 
 
 def interval_of(comparison: Comparison) -> str:
-    """Writes the interval of a comparison that has one."""
+    """Write the interval of a comparison that has one."""
     return f"95\u202f% interval {number(comparison.low)} to {number(comparison.high)}"

@@ -19,11 +19,11 @@ SECTIONS = (
     "Stale samples",
     "How much is rounding",
 )
-# The lists that there are, as for `rows_of`.
+# The lists that there are, as for `list_metric_rows`.
 LISTS = ("default", "observe")
 
 
-class Row(NamedTuple):
+class MetricRow(NamedTuple):
     """One or more metrics with the same meaning.
 
     Attributes:
@@ -50,7 +50,7 @@ def every_metric(methods: Iterable[str]) -> list[tuple[str, Metric]]:
     return [("", metric) for metric in METRICS] + of_methods
 
 
-def rows_of(which: str) -> list[Row]:
+def list_metric_rows(which: str) -> list[MetricRow]:
     """Return the rows of a list, by section.
 
     Args:
@@ -65,13 +65,13 @@ def rows_of(which: str) -> list[Row]:
     return merge(in_order)
 
 
-def merge(entries: Iterable[tuple[str, Metric]]) -> list[Row]:
+def merge(entries: Iterable[tuple[str, Metric]]) -> list[MetricRow]:
     """Return a row for each metric, but one for neighbours that have the same section and meaning.
 
     Args:
         entries: pairs, as `every_metric` returns them.
     """
-    rows: list[Row] = []
+    rows: list[MetricRow] = []
     for method, metric in entries:
         meaning = f"{method.upper()}: {metric.meaning}" if method else metric.meaning
         key = metric.key.removeprefix("actor/")
@@ -82,15 +82,15 @@ def merge(entries: Iterable[tuple[str, Metric]]) -> list[Row]:
         if previous is not None and previous.metric.section == metric.section and previous.meaning == meaning:
             previous.keys.append(key)
         else:
-            rows.append(Row(keys=[key], meaning=meaning, metric=metric))
+            rows.append(MetricRow(keys=[key], meaning=meaning, metric=metric))
     return rows
 
 
 def markdown_table(which: str) -> str:
-    """Return a list as a table in Markdown, for the site; `which` is as for `rows_of`."""
+    """Return a list as a table in Markdown, for the site; `which` is as for `list_metric_rows`."""
     lines = ["| key | meaning |", "|---|---|"]
     section = ""
-    for row in rows_of(which):
+    for row in list_metric_rows(which):
         if row.metric.section != section:
             section = row.metric.section
             lines.append(f"| | **{section}** |")

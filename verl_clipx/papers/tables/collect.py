@@ -19,7 +19,7 @@ from verl_clipx.common.files import check_shape, hash_of_json, parse_json, read_
 from verl_clipx.common.statistics.comparison import QUESTIONS, SEEDS
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, estimate_share
 from verl_clipx.papers.tables.against_preset import as_written, differences, filled_in
-from verl_clipx.papers.tables.definition import GAIN_OF, MEAN_OF, Column, Row, Source, Table
+from verl_clipx.papers.tables.definition import GAIN_OF, MEAN_OF, Column, Source, Table, TableRow
 from verl_clipx.papers.tables.measures import MissingNumber, Value, evaluation_folder, mean_of, read_value
 from verl_clipx.papers.tables.significance import NO_SEED, CellKey, compare_rows
 from verl_clipx.papers.versions import versions_here
@@ -45,7 +45,7 @@ SHARE = "share of seeds"
 PresetValues = Callable[[str], Mapping[str, Any]]
 """Takes a preset's name, and returns the values that define its runs, as `significant_values` does."""
 
-Cells = list[tuple[Row, Column]]
+Cells = list[tuple[TableRow, Column]]
 """Cells of a table that are read from the same run."""
 
 # What `check_shape` demands of a kept run's record.
@@ -371,7 +371,7 @@ def _combine_seeds(values: dict[int, Value], table: Table, is_collapse: bool) ->
     return Measured(value=number, interval_over=interval_over)
 
 
-def _derive_number(table: Table, row: Row, column: Column, means: dict[CellKey, float]) -> float | None:
+def _derive_number(table: Table, row: TableRow, column: Column, means: dict[CellKey, float]) -> float | None:
     """Return the number of a cell that is a gain or a difference of other cells.
 
     Args:
@@ -400,7 +400,7 @@ def _derive_number(table: Table, row: Row, column: Column, means: dict[CellKey, 
 
 def _describe_cell(
     table: Table,
-    row: Row,
+    row: TableRow,
     column: Column,
     measured: Mapping[CellKey, Measured],
     by_seed: Mapping[CellKey, Mapping[int, Value]],

@@ -53,7 +53,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row. It names a preset or presets, or a model or models, or `minus`, or why it is only `quoted`.
 
     Args:
@@ -145,7 +145,7 @@ class Table:
     seeds: tuple[int, ...]
     data: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     in_one_process: bool = False
     prepare: tuple[Mapping[str, Any], ...] = ()
     benchmarks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -171,7 +171,7 @@ class Table:
                 if self.source_of(row, column):
                     yield from self._faults_of_measure(row, column)
 
-    def _faults_of_row(self, row: Row) -> Iterator[str]:
+    def _faults_of_row(self, row: TableRow) -> Iterator[str]:
         """Yield what does not fit in a row."""
         columns_have_presets = any(column.preset for column in self.columns)
         ways = [row.preset, row.presets, row.model, row.models, row.minus, row.quoted, columns_have_presets]
@@ -185,7 +185,7 @@ class Table:
         if row.baseline:
             yield from self._unknown_rows(f"row {row.name}", [row.baseline])
 
-    def _faults_of_measure(self, row: Row, column: Column) -> Iterator[str]:
+    def _faults_of_measure(self, row: TableRow, column: Column) -> Iterator[str]:
         """Yield what does not fit in the measure of a cell that is read from a run."""
         measure = self.measure_of(row, column)
         ways = [key for key in READ_FROM_RUN if key in measure]
@@ -205,14 +205,14 @@ class Table:
                 yield f"{where}: no row is called {name}"
 
     @cached_property
-    def _rows_by_name(self) -> dict[str, Row]:
+    def _rows_by_name(self) -> dict[str, TableRow]:
         return {row.name: row for row in self.rows}
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> TableRow:
         """Return the row of that name."""
         return self._rows_by_name[name]
 
-    def chosen_rows(self, names: Sequence[str]) -> list[Row]:
+    def chosen_rows(self, names: Sequence[str]) -> list[TableRow]:
         """Return the rows of these names, in the table's order; all of them if no name is given.
 
         Args:
@@ -232,7 +232,7 @@ class Table:
         """Return the column of that name."""
         return next(column for column in self.columns if column.name == name)
 
-    def baseline_of(self, row: Row) -> str | None:
+    def baseline_of(self, row: TableRow) -> str | None:
         """Return the name of the row with which a row is compared; None if there is none or the row is the baseline."""
         name = row.baseline or self.baseline
         return None if name == row.name else name
@@ -241,15 +241,15 @@ class Table:
         """Return the digits after the decimal point of a column's numbers."""
         return self.digits if column.digits is None else column.digits
 
-    def expected(self, row: Row, column: Column) -> float | None:
+    def expected(self, row: TableRow, column: Column) -> float | None:
         """Return the paper's number for a cell, or None."""
         return row.expected[self.columns.index(column)] if row.expected else None
 
-    def measure_of(self, row: Row, column: Column) -> dict[str, Any]:
+    def measure_of(self, row: TableRow, column: Column) -> dict[str, Any]:
         """Return how a cell's number is obtained."""
         return {**column.measure, **row.measure}
 
-    def is_collapse(self, row: Row, column: Column) -> bool:
+    def is_collapse(self, row: TableRow, column: Column) -> bool:
         """Return whether a cell is the share of trainings that collapsed."""
         return COLLAPSE in self.measure_of(row, column)
 
@@ -258,7 +258,7 @@ class Table:
         """The factor that turns an accuracy between 0 and 1 into the table's unit."""
         return 100.0 if self.unit == "percent" else 1.0
 
-    def benchmarks_of(self, row: Row, column: Column) -> list[str]:
+    def benchmarks_of(self, row: TableRow, column: Column) -> list[str]:
         """Return the benchmarks on which a cell needs an evaluation; for a model, a validation is an evaluation too."""
         measure = self.measure_of(row, column)
         if VALIDATION in measure:
@@ -266,7 +266,7 @@ class Table:
         benchmarks = measure.get(BENCHMARK, [])
         return [benchmarks] if isinstance(benchmarks, str) else list(benchmarks)
 
-    def source_of(self, row: Row, column: Column) -> Source | None:
+    def source_of(self, row: TableRow, column: Column) -> Source | None:
         """Return what a cell's number is read from; None for a quoted row, a difference or a mean."""
         if columns_used(self.measure_of(row, column)):
             return None
@@ -276,7 +276,7 @@ class Table:
             return None
         return Source(preset=preset, model=model)
 
-    def is_measurable(self, row: Row, column: Column) -> bool:
+    def is_measurable(self, row: TableRow, column: Column) -> bool:
         """Return whether runs could fill the cell, directly or through the cells that it is computed from."""
         measure = self.measure_of(row, column)
         if row.quoted:
@@ -293,7 +293,7 @@ class Table:
             used_rows.append(self.row(row.baseline))
         return all(self.is_measurable(used_row, used) for used_row in used_rows for used in used_columns)
 
-    def count_measurable(self, rows: Iterable[Row]) -> int:
+    def count_measurable(self, rows: Iterable[TableRow]) -> int:
         """Return how many cells of some rows runs could fill; see `is_measurable`."""
         return sum(self.is_measurable(row, column) for row in rows for column in self.columns)
 
@@ -310,7 +310,7 @@ class Table:
         folder = model.strip("/").replace("/", "--")
         return f"models/{self.name}/{folder}"
 
-    def sources(self, rows: Sequence[str] = ()) -> list[tuple[Source, list[tuple[Row, Column]]]]:
+    def sources(self, rows: Sequence[str] = ()) -> list[tuple[Source, list[tuple[TableRow, Column]]]]:
         """Return each preset or model with the cells that are read from it, in the table's order.
 
         Args:
@@ -319,7 +319,7 @@ class Table:
         Raises:
             ValueError: there is no such row.
         """
-        cells_by_source: dict[Source, list[tuple[Row, Column]]] = {}
+        cells_by_source: dict[Source, list[tuple[TableRow, Column]]] = {}
         for row in self.chosen_rows(rows):
             for column in self.columns:
                 source = self.source_of(row, column)
@@ -368,7 +368,7 @@ def build_table(name: str, entries: Mapping[str, Any]) -> Table:
             settings = _section(content, f"benchmarks, {benchmark}", Mapping)
             benchmarks[benchmark] = {**common, **settings}
         entries["benchmarks"] = benchmarks
-        for key, kind in (("columns", Column), ("rows", Row), ("footnotes", Footnote)):
+        for key, kind in (("columns", Column), ("rows", TableRow), ("footnotes", Footnote)):
             parts = []
             for number, part in enumerate(_section(entries.get(key, []), key, list), 1):
                 values = _section(part, f"{key}, entry {number}", Mapping)

@@ -23,8 +23,8 @@ from verl_clipx.papers.tables.definition import (
     TIMING,
     VALIDATION,
     Column,
-    Row,
     Table,
+    TableRow,
 )
 from verl_clipx.run.keys import VALIDATION_FILES, VALIDATION_SAMPLES
 
@@ -98,7 +98,7 @@ class MissingNumber(Exception):
     """Raised if a run does not have a number yet. The message says what is missing."""
 
 
-def read_value(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
+def read_value(table: Table, row: TableRow, column: Column, run: RunFolder) -> Value:
     """Read the number that one run has for a cell.
 
     Args:
@@ -215,7 +215,7 @@ def logged_values(run: RunFolder, metric: str) -> list[float]:
     return values
 
 
-def read_evaluation(table: Table, row: Row, run: RunFolder, benchmark: str, metric: str) -> Value:
+def read_evaluation(table: Table, row: TableRow, run: RunFolder, benchmark: str, metric: str) -> Value:
     """Read an accuracy of an evaluation, with its interval and the accuracy on each question.
 
     Args:
@@ -236,7 +236,7 @@ def read_evaluation(table: Table, row: Row, run: RunFolder, benchmark: str, metr
     return Value(**estimates[metric], accuracies_by_benchmark={benchmark: accuracies})
 
 
-def _read_checked_results(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str, Any]:
+def _read_checked_results(table: Table, row: TableRow, run: RunFolder, benchmark: str) -> dict[str, Any]:
     """Return an evaluation's results after checking that they match the table; see `read_evaluation`."""
     evaluation = evaluation_folder(run.path, benchmark)
     if not evaluation.results_path.exists():
@@ -254,7 +254,7 @@ def _read_checked_results(table: Table, row: Row, run: RunFolder, benchmark: str
     return results
 
 
-def protocol_of(row: Row, settings: Mapping[str, Any]) -> str:
+def protocol_of(row: TableRow, settings: Mapping[str, Any]) -> str:
     """Return the protocol with which `clipx papers eval run` evaluates a row on a benchmark.
 
     Args:
@@ -266,7 +266,7 @@ def protocol_of(row: Row, settings: Mapping[str, Any]) -> str:
     return "greedy" if settings["temperature"] == 0 else "sampled"
 
 
-def _template_of(table: Table, row: Row) -> str:
+def _template_of(table: Table, row: TableRow) -> str:
     """Return the chat template with which the table evaluates a row.
 
     It is the last `--template` among the options, or the default of `clipx papers eval run`.
@@ -279,7 +279,7 @@ def _template_of(table: Table, row: Row) -> str:
     return template
 
 
-def wrong_settings(table: Table, row: Row, benchmark: str, config: Mapping[str, Any]) -> list[str]:
+def wrong_settings(table: Table, row: TableRow, benchmark: str, config: Mapping[str, Any]) -> list[str]:
     """Return the differences between the settings of an evaluation and those that the table says, a text each.
 
     Args:

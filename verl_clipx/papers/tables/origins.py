@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from verl_clipx.losses.base.method import Method
 from verl_clipx.losses.configs_folder import configs_folder
 from verl_clipx.losses.methods import METHODS
-from verl_clipx.run.presets import SELF, Entry, entry_at, file_of, settings_of
+from verl_clipx.run.presets import SELF, PresetEntry, entry_at, file_of, settings_of
 
 LABELS = {
     "paper": "the paper",
@@ -161,7 +161,7 @@ def _path_of(entry: Any, path: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _read_part(path: str) -> tuple[Entry, str]:
+def _read_part(path: str) -> tuple[PresetEntry, str]:
     """Return a part of a preset and the file that contains it: a paper's presets.yaml, or the part's own YAML file.
 
     Args:
@@ -183,7 +183,7 @@ def _read_part(path: str) -> tuple[Entry, str]:
     return _read_file(file), file
 
 
-def _read_file(file: str) -> Entry:
+def _read_file(file: str) -> PresetEntry:
     """Return the part of a preset that a YAML file of Hydra holds.
 
     Args:
@@ -215,7 +215,7 @@ def _read_file(file: str) -> Entry:
     title = ""
     if len(lines) > 1 and lines[1].startswith("#"):
         title = lines[1].removeprefix("#").strip()
-    return Entry(title=title, defaults=defaults, settings=settings)
+    return PresetEntry(title=title, defaults=defaults, settings=settings)
 
 
 def _label(comment: str, file: str) -> tuple[str | None, str]:

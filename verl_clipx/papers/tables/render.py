@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_clipx.common.statistics.comparison import QUESTIONS
 from verl_clipx.papers.tables.collect import SHARE
-from verl_clipx.papers.tables.definition import Column, Row, Table
+from verl_clipx.papers.tables.definition import Column, Table, TableRow
 from verl_clipx.papers.tables.page import Cell, Page, printed
 from verl_clipx.papers.tables.significance import CellKey, significance_page
 
@@ -110,7 +110,7 @@ def _cells_by_place(results: Mapping[str, Any] | None) -> dict[CellKey, Mapping[
     return {(cell["row"], cell["column"]): cell for cell in results["cells"]}
 
 
-def _build_cell(table: Table, row: Row, column: Column, cell: Mapping[str, Any], *, shows_seeds: bool) -> Cell:
+def _build_cell(table: Table, row: TableRow, column: Column, cell: Mapping[str, Any], *, shows_seeds: bool) -> Cell:
     """Return the texts of a cell.
 
     Args:

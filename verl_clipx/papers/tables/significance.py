@@ -19,7 +19,7 @@ from verl_clipx.common.statistics.comparison import (
     compare_shares,
     correct_family,
 )
-from verl_clipx.papers.tables.definition import Column, Row, Table
+from verl_clipx.papers.tables.definition import Column, Table, TableRow
 from verl_clipx.papers.tables.measures import Value
 from verl_clipx.papers.tables.page import Cell, Page, printed
 
@@ -132,7 +132,7 @@ def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
     rows = [row for row in table.rows if row.name in compared_rows]
     columns = [column for column in table.columns if column.name in compared_columns]
 
-    def build_cell(row: Row, column: Column) -> Cell:
+    def build_cell(row: TableRow, column: Column) -> Cell:
         """Return a cell with the difference, in bold if it is significant; empty if nothing was compared."""
         comparison = comparisons.get((row.name, column.name))
         if comparison is None:

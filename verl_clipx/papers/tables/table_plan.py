@@ -9,7 +9,7 @@ from typing import NamedTuple
 from verl_clipx.analysis.runs.folder import RunFolder, run_path
 from verl_clipx.common.files import parquet_file
 from verl_clipx.losses.configs_folder import configs_folder
-from verl_clipx.papers.tables.definition import DATA_FOLDER, Column, Row, Table
+from verl_clipx.papers.tables.definition import DATA_FOLDER, Column, Table, TableRow
 from verl_clipx.papers.tables.measures import evaluation_folder, protocol_of
 from verl_clipx.run.record import RunRecord
 from verl_clipx.run.run_files import METRICS
@@ -96,7 +96,9 @@ def plan_table(table: Table, places: Places, seeds: tuple[int, ...], rows: tuple
     return jobs
 
 
-def _jobs_of_run(table: Table, places: Places, cells: list[tuple[Row, Column]], preset: str, seed: int) -> list[Job]:
+def _jobs_of_run(
+    table: Table, places: Places, cells: list[tuple[TableRow, Column]], preset: str, seed: int
+) -> list[Job]:
     """Return the training of a preset with a seed, and its evaluations.
 
     Args:
@@ -151,7 +153,7 @@ def count_rows(path: Path) -> int:
         return file.metadata.num_rows
 
 
-def _bounds_source(places: Places, cells: list[tuple[Row, Column]], seed: int) -> BoundsSource | None:
+def _bounds_source(places: Places, cells: list[tuple[TableRow, Column]], seed: int) -> BoundsSource | None:
     """Return where the open clip bounds of a preset come from; None if it leaves none open.
 
     Args:
@@ -207,7 +209,7 @@ def training_command(
 
 
 def _evaluation_jobs(
-    table: Table, places: Places, cells: list[tuple[Row, Column]], model: str, folder: Path
+    table: Table, places: Places, cells: list[tuple[TableRow, Column]], model: str, folder: Path
 ) -> list[Job]:
     """Return the evaluations that some cells need, one for each benchmark.
 
@@ -228,7 +230,7 @@ def _evaluation_jobs(
     return list(jobs.values())
 
 
-def _evaluation_command(table: Table, places: Places, row: Row, benchmark: str, model: str, folder: Path) -> str:
+def _evaluation_command(table: Table, places: Places, row: TableRow, benchmark: str, model: str, folder: Path) -> str:
     """Return the line for bash that evaluates.
 
     Args:

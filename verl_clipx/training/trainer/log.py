@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from verl_clipx.analysis.runs.run_log import Rows, entries_in, rows_of
+from verl_clipx.analysis.runs.run_log import Rows, entries_in, parse_rows
 from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import read_json_object, remove_partials, replacing, write_text
 from verl_clipx.common.verl_version import version_here
@@ -76,7 +76,7 @@ def open_log(log: Path, config: dict[str, Any]) -> tuple[BinaryIO, Rows]:
     remove_partials(log.parent, f"{log.stem}.*")
     lines = kept_lines(log, step)
     content = b"".join(lines)
-    rows = rows_of(content, log)
+    rows = parse_rows(content, log)
     with replacing(log.resolve()) as partial:
         partial.write_bytes(content)
     remove_later_traces(traces_path(log), step)

@@ -303,7 +303,7 @@ def current_micro_batch() -> MicroBatch | None:
 
 @contextmanager
 def in_micro_batch(micro_batch: MicroBatch) -> Iterator[MicroBatch]:
-    """Make a micro-batch the current one within a block; yields it."""
+    """Make a micro-batch the current one within a block, and yield it."""
     token = _current.set(micro_batch)
     try:
         yield micro_batch
